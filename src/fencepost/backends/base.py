@@ -1,4 +1,4 @@
-"""A base for the tokens of a store that numbers its grants itself: nobody can raise a revision, an index or a zxid.
+"""A base for the tokens of a store that numbers its grants itself: no client can raise a revision, an index or a zxid.
 
 A token is the store's number plus the lock's base. The base is kept in the store, only grows, and is read in the same
 step as the grant. It holds for numbers after the one at which it was written; so every reader, at any time, finds
@@ -18,15 +18,15 @@ _KEPT = 50  # earlier bases that are remembered, for holders from before the las
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What is added to the numbers of one lock."""
+    """The amount that is added to the store's numbers to make the tokens of one lock."""
 
     store: str
     name: str
     added: int = 0
     since: int = 0
-    """The number of the write that made it; 0 if there is none yet."""
+    """The store's number of the write that set this base; 0 if the lock has no base yet."""
     earlier: tuple[tuple[int, int], ...] = ()
-    """Since when, and how much, before that; oldest first."""
+    """The earlier bases as pairs of ``since`` and ``added``, oldest first."""
 
     @classmethod
     def read(cls, store: str, name: str, data: bytes, since: int) -> Self:
@@ -44,7 +44,7 @@ class Base:
             ) from None
 
     def token(self, number: int) -> int:
-        """The token of who was given this number; BackendError if it is too large for one."""
+        """The token of the holder whose grant has this number; BackendError if the token would be too large."""
         past = ((self.since, self.added), *reversed(self.earlier))
         token = number + next((added for since, added in past if number > since), 0)
         if token > MAX_TOKEN:
@@ -56,7 +56,7 @@ class Base:
         return token
 
     def raised(self, above: int, number: int) -> bytes | None:
-        """What to write so that each number after ``number`` means a token above ``above``; None if it does already."""
+        """The base to write, so that numbers after ``number`` give tokens above ``above``; None if they do already."""
         added = above - number
         if added <= self.added:
             return None

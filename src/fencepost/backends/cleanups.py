@@ -1,4 +1,4 @@
-"""What a store must still be told because it did not answer: that a waiter has left, or was granted a lock too late."""
+"""Clean-ups that a store did not answer and that must be sent again: a waiter left, or was granted a lock too late."""
 
 import logging
 from collections.abc import Awaitable, Callable, Hashable
@@ -17,8 +17,9 @@ K = TypeVar("K", bound=Hashable)
 class Cleanups(Generic[K]):
     """Tries each clean-up again until the store has answered it, or ``lasting`` seconds have passed.
 
-    Those of one server, which ``home`` tells, have one thread or task, however many requests have failed: a server that
-    hangs delays no clean-up elsewhere. Once one has failed, the others that are due at its server wait a little.
+    ``home`` returns the server of a clean-up. Each server has one thread or task for all its clean-ups, so a server
+    that hangs does not delay the clean-ups of other servers. Once a clean-up has failed, the others that are due at the
+    same server wait a little.
     """
 
     def __init__(
@@ -46,7 +47,10 @@ class Cleanups(Generic[K]):
         return len(self._owed)
 
     def add(self, key: K, *, at_once: bool = False) -> None:
-        """Clean up soon, or at once; what is owed already stays as it is. Never fails: the next one starts a thread."""
+        """Schedule a clean-up for soon, or for now; one that is scheduled already keeps its time.
+
+        Never fails: if no thread can be started now, the next call starts it.
+        """
         if key not in self._owed:
             now, pauses = self._driver.now(), Backoff(*self._pauses)
             self._owed[key] = now + self._lasting, pauses
@@ -54,7 +58,7 @@ class Cleanups(Generic[K]):
             self._timers.ensure()
 
     def close(self) -> None:
-        """Give up: the ttls end what is left."""
+        """Give up: what is left in the store ends with its ttl."""
         self._timers.close()
         self._owed.clear()
 
@@ -63,11 +67,11 @@ class Cleanups(Generic[K]):
         for key in keys:
             if key not in self._owed:  # closed meanwhile
                 continue
-            if self._home(key) != home:  # it moved, or is known only now
+            if self._home(key) != home:  # the lock moved to another server, or its server was not known before
                 self._set(key, self._driver.now())
                 continue
             if failed:
-                self._again(key, self._pauses[0])  # soon, for the next one may have failed for a reason of its own
+                self._again(key, self._pauses[0])  # soon: the failure may concern only the clean-up before this one
                 continue
             try:
                 await self._clean(key)

@@ -5,10 +5,10 @@ from typing import Any
 
 
 def sever(raw: Any) -> None:
-    """Let go of a parent's socket, or the parent would seem alive for as long as the child is. Never raises.
+    """Drop the child's copy of a parent's socket. Never raises.
 
-    The descriptor itself stays taken, so that a later close closes nothing else, and takes
-    nothing from an event loop that both processes share.
+    Otherwise the server would believe the parent alive for as long as the child lives. The descriptor's number stays in
+    use: a later close of it closes no other file, and removes nothing from an event loop that both processes share.
     """
     if raw is None or (descriptor := raw.fileno()) < 0:
         return
@@ -23,11 +23,11 @@ def sever(raw: Any) -> None:
 
 
 def _close(raw: Any) -> None:
-    """Close the child's descriptor, and nothing else: no shutdown, and no goodbye of TLS, reaches the server."""
+    """Close only the child's descriptor: send the server neither a shutdown nor a TLS close_notify."""
     detach = getattr(getattr(raw, "_sock", raw), "detach", None)  # asyncio's and gevent's wrap a socket
     if detach is None:
         return  # uvloop's: it stays open until the child ends
     try:
         os.close(detach())
     except OSError:
-        pass  # closed all the same
+        pass  # the descriptor is closed even then

@@ -6,14 +6,14 @@ from fencepost.driver import Signal, abandoned, inert
 
 
 class LocalQueues:
-    """One queue for each name that somebody waits for."""
+    """One queue for each name that has a waiter."""
 
     def __init__(self) -> None:
         self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._queues: dict[str, dict[str, Signal]] = {}
 
     def busy(self, name: str) -> bool:
-        """Whether somebody waits already, and can ask."""
+        """Whether the queue has a waiter that is able to ask the store."""
         if name not in self._queues:
             return False
         with self._gate:
@@ -37,7 +37,7 @@ class LocalQueues:
         return signal
 
     def first(self, name: str, holder: str) -> bool:
-        """Whether it is this holder's turn to ask: nobody before it can."""
+        """Whether it is this holder's turn to ask: no waiter before it is able to."""
         with self._gate:
             self._skip_abandoned(name)
             return (
@@ -46,7 +46,7 @@ class LocalQueues:
             )
 
     def leave(self, name: str, holder: str) -> None:
-        """Leave the queue, and wake the new first."""
+        """Leave the queue, and wake the waiter that is now first."""
         with self._gate:
             queue = self._queues.get(name)
             if queue is None or holder not in queue:
@@ -58,7 +58,7 @@ class LocalQueues:
                 next(iter(queue.values())).set()
 
     def _skip_abandoned(self, name: str) -> None:
-        """Forget those whose event loop was closed: nobody can wake them, and they leave nothing."""
+        """Remove the waiters whose event loop was closed: they cannot be woken, and will not leave by themselves."""
         queue = self._queues.get(name, {})
         for holder in [holder for holder, signal in queue.items() if abandoned(signal)]:
             self.leave(name, holder)

@@ -22,13 +22,13 @@ class Waiter:
     ttl: float
     signal: Signal
     limit: int | None = None
-    """How many sharers there may be at most, with this one; None: it wants the lock for itself."""
+    """How many sharers may hold the lock, this one included; None: it wants the lock for itself."""
     forsaken: bool = False
-    """Its coroutine was closed, so that nobody cleans up."""
+    """Its coroutine was closed, so it cannot leave the queue itself."""
 
     @property
     def gone(self) -> bool:
-        """Whether nobody can wake it any more."""
+        """Whether this waiter can no longer be woken."""
         return self.forsaken or abandoned(self.signal)
 
 
@@ -57,7 +57,7 @@ class Store:
         self.observers: dict[str, list[Signal]] = {}
         self.token = 0
         self.crowd = _CROWD
-        """How many locks make it worth looking for those that have expired, and that nobody asked for since."""
+        """From this number of locks on, a new lock first makes the store remove those that have expired unnoticed."""
 
     def mint(self) -> int:
         if self.token == MAX_TOKEN:
@@ -79,7 +79,7 @@ class Store:
         return Grant(token, ttl, now)
 
     def share(self, name: str, holder: str, ttl: float, limit: int, now: float) -> Grant | None:
-        """A share, unless somebody is in the way: who holds alone, who waits, or too many who share."""
+        """Grant a share, unless the lock is held exclusively, has waiters, or has ``limit`` sharers already."""
         lock = self.locks.get(name)
         if lock is not None and holder in lock.sharers:
             mine = lock.sharers[holder]
@@ -98,14 +98,14 @@ class Store:
         return Grant(token, ttl, now)
 
     def settle(self, name: str, lock: Lock) -> None:
-        """After a change among the sharers."""
+        """Set the token and the expiry of a shared lock after its sharers have changed."""
         lock.token = max(share.token for share in lock.sharers.values())
         lock.expires = min(share.expires for share in lock.sharers.values())
         if self.observers:
             self.tell(name)
 
     def hand_over(self, name: str, now: float) -> None:
-        """Give a lock that has become free to its first waiter, and who may share it with that one; or forget it."""
+        """Grant a lock that has become free to its first waiter, and to those that may share with it; or forget it."""
         lock = self.locks[name]
         lock.sharers.clear()
         self.skip_gone(lock)
@@ -125,7 +125,7 @@ class Store:
         self.rouse(lock)
 
     def admit(self, name: str, now: float) -> None:
-        """Let in from the head of the queue who may share, now that there may be room."""
+        """Grant shares to waiters from the head of the queue, for as long as there is room."""
         lock = self.locks[name]
         for holder, waiter in list(lock.waiters.items()):
             if waiter.gone:
@@ -136,7 +136,7 @@ class Store:
             del lock.waiters[holder]
             lock.sharers[holder] = Share(self.mint(), now + waiter.ttl)
             waiter.signal.set()
-        if not lock.sharers:  # the first in the queue is gone as of just now
+        if not lock.sharers:  # the first waiter is gone since the caller looked
             self.hand_over(name, now)
             return
         self.settle(name, lock)
@@ -155,14 +155,14 @@ class Store:
             self.rouse(lock)
 
     def part(self, name: str, now: float) -> None:
-        """A sharer, or one who stood in the way of others, is gone."""
+        """Let in the next waiters after a sharer, or a waiter that blocked others, has left."""
         if self.locks[name].sharers:
             self.admit(name, now)
         else:
             self.hand_over(name, now)
 
     def skip_gone(self, lock: Lock) -> bool:
-        """Take those from the head of the queue whose event loop was closed; whether there were any."""
+        """Remove the waiters that are gone from the head of the queue; return whether there were any."""
         found = False
         while lock.waiters and next(iter(lock.waiters.values())).gone:
             del lock.waiters[next(iter(lock.waiters))]
@@ -170,24 +170,24 @@ class Store:
         return found
 
     def rouse(self, lock: Lock) -> None:
-        """The first in the queue minds the deadline: have it look which one."""
+        """Wake the first waiter: it waits for the holder's deadline, which may have changed."""
         for waiter in lock.waiters.values():
             waiter.signal.set()
             break
 
     def tell(self, name: str) -> None:
-        """Wake those who watch the lock."""
+        """Wake the observers of the lock."""
         for signal in self.observers.pop(name, ()):
             signal.set()
 
     def tidy(self, now: float) -> None:
-        """Hand on all that has expired: nobody may ever ask for those names again."""
+        """Hand over every lock that has expired: perhaps no client asks for those names again."""
         for name in [name for name, lock in self.locks.items() if now >= lock.expires]:
             self.sweep(name, now)
         self.crowd = max(_CROWD, 2 * len(self.locks))
 
     def sweep(self, name: str, now: float) -> None:
-        """Hand on what has expired, and let nobody wait behind those who are gone."""
+        """Hand over the lock if it has expired; remove waiters that are gone, so that no other waits behind them."""
         lock = self.locks.get(name)
         if lock is None:
             return
@@ -209,7 +209,7 @@ _stores: dict[str, Store] = {}
 
 
 class Memory(Backend):
-    """``memory://`` or ``memory://name``: everybody in this process who names it shares its locks."""
+    """``memory://`` or ``memory://name``: all code in this process that uses the same name shares its locks."""
 
     scheme = "memory"
     promises = Promises(
@@ -285,7 +285,8 @@ class Memory(Backend):
             if first:
                 await wait_until(self.driver, waiter.signal, expires if until is None else min(expires, until))
             else:
-                # The first in line minds the deadline, unless its event loop was stopped or closed.
+                # The first waiter wakes at the holder's deadline. This one wakes a little later, in case the event loop
+                # of the first was stopped or closed.
                 late = expires + LOOK - now
                 await waiter.signal.wait(late if until is None else min(late, until - now))
 
@@ -297,7 +298,7 @@ class Memory(Backend):
             with store.gate:
                 store.leave(name, holder, self.driver.now())
         except BackendError:
-            pass  # it was collected inside another request of this thread: the next hand-over skips it
+            pass  # the garbage collector closed it inside another request of this thread: the next hand-over skips it
 
     async def leave(self, name: str, holder: str) -> str | None:
         store = self._store
@@ -398,7 +399,8 @@ class Memory(Backend):
         ]
 
     def forked(self) -> None:
-        # The child's copy is of no use to anybody else: it starts afresh, past the parent's tokens.
+        # The child's copy of the locks excludes no other process. So the child starts without locks, and continues
+        # after the parent's tokens.
         if _stores[self._name] is self._store:
             _stores[self._name] = Store()
             _stores[self._name].token = self._store.token

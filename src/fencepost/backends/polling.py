@@ -34,7 +34,7 @@ class Polling(Backend):
         try:
             while (left := until - now()) > 0:
                 if not self._queues.first(name, holder):
-                    # Whose event loop is closed does not tell those behind it.
+                    # Look again now and then: a waiter whose event loop was closed does not wake the next one.
                     await signal.wait(min(left, LOOK))
                 elif grant := await self._stand(name, holder, ttl, until):
                     self._queues.leave(name, holder)

@@ -1,4 +1,4 @@
-"""Many asked for at once, where the store refuses all of them because of one."""
+"""Requests for many items at once, which a store refuses as a whole if it refuses one of them."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias, TypeVar
@@ -10,7 +10,7 @@ R = TypeVar("R")
 Answers: TypeAlias = list[bool | BackendError | None]
 """What ``Backend.release_all`` answers."""
 
-_ALONE = 8  # refused ones that are found before the rest counts as refused, too
+_ALONE = 8  # after this many refused items were found, a refusal counts for the whole part that was asked for
 
 
 async def ask_apart(
@@ -19,10 +19,10 @@ async def ask_apart(
     refused: Callable[[BackendError], bool],
     note: Callable[[T, R | BackendError], None] = lambda item, answer: None,
 ) -> list[R | BackendError]:
-    """What ``ask`` answers for each of these, or why that one is refused.
+    """For each item, what ``ask`` answers, or the error with which the store refuses that item.
 
-    As long as there is one among them that is refused, halves are asked for. Any other error is raised; what was
-    answered before it is known to ``note``, which is called with each item and its answer.
+    A part that the store refuses is cut in half, and each half is asked for. Any other error is raised. ``note`` is
+    called with each item and its answer as soon as it is known, so the caller has those that came before an error.
     """
     answers: list[R | BackendError] = []
     parts, alone = [items] if items else [], 0
@@ -50,9 +50,9 @@ async def in_batches(
     size: int,
     answers: Answers,
 ) -> Answers:
-    """Release so many at a time. ``release`` notes each answer at its item's place, and returns why the store failed.
+    """Release ``size`` items at a time. ``release`` writes each answer to its index, and returns why the store failed.
 
-    Those that come after such a failure are not asked for: None.
+    After such a failure the later batches are not sent; their answers are None.
     """
     failed: BackendError | None = None
     for start in range(0, len(items), size):

@@ -1,19 +1,19 @@
-"""The client that a program has already: where it leads, and who logs in there, as an address of ours.
+"""Makes an address out of a client that the program already has: its servers, and its credentials.
 
 ::
 
-    address()     which library a client is of, told by its class; nothing of any library is imported for that
+    address()     recognizes the library of a client by its class, without importing any library
       +-- redis        redis-py: one server, Sentinel's master, a cluster
       +-- sqlalchemy   engines, for Postgres and SQLite
       +-- psycopg      pools of psycopg
       +-- django       an entry of settings.DATABASES
-      |     (these three)  postgres: libpq's keywords from what such a client connects with; sqlite: a file
+      |     (these three)  postgres: libpq's keywords from such a client's arguments; sqlite: a file
       +-- kazoo        ZooKeeper
-    kinds         what a type checker knows of them
+    kinds         the types of clients, for type checkers
 
-Settings are copied, and functions that tell credentials are called; connections are never shared. A lock needs
-time-outs of its own, and a connection on which nobody else waits. What a client has that cannot be copied, and without
-which we would reach another server or trust another one, is refused.
+Settings are copied, and functions that return credentials are called; connections are never shared. A lock needs its
+own timeouts, and a connection that is not busy with other work. If a client has a setting that cannot be copied, and
+without which we would reach or trust another server, it is refused.
 """
 
 from importlib import import_module
@@ -28,9 +28,9 @@ class _Kind(NamedTuple):
     """A class of clients."""
 
     reader: str
-    """``module:function`` in here, which makes an address of one."""
+    """``module:function`` in this package, which makes an address of such a client."""
     other: str = ""
-    """What the same is called on the other face; "" if one kind is for both."""
+    """The same client for the other one of blocking and asyncio code; "" if one class is for both."""
     asyncio: bool = False
 
 
@@ -63,11 +63,14 @@ _NEAR = {
     "asyncpg.connection.Connection": "give SQLAlchemy's engine, psycopg's pool, or a postgresql:// URL",
     "django.db.utils.ConnectionHandler": "give one of them: connections['default']",
 }
-"""What people may give instead of a client, and what to give."""
+"""Objects that callers may pass by mistake, and what to pass instead."""
 
 
 def address(client: Any, driver: Driver) -> Address:
-    """Where a client leads; ConfigError if it is none that we know, is for the other face, or cannot be copied."""
+    """The address of a client's servers; ConfigError if the client is unknown, or cannot be copied.
+
+    ConfigError also if the client is asyncio's and the driver blocking, or the other way round.
+    """
     names = [f"{each.__module__}.{each.__qualname__}" for each in type(client).__mro__]
     found = next((_KINDS[name] for name in names if name in _KINDS), None)
     if found is None:

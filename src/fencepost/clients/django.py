@@ -10,9 +10,9 @@ from fencepost.errors import ConfigError
 
 
 def database(client: Any, driver: Driver) -> Address:
-    """Where ``connections["default"]``, or ``django.db.connection``, leads."""
+    """The address of ``connections["default"]``, or of ``django.db.connection``."""
     wrapper = client
-    if type(client).__name__ == "ConnectionProxy":  # django.db.connection, which stands for this thread's
+    if type(client).__name__ == "ConnectionProxy":  # django.db.connection, which stands for this thread's connection
         from django.db import connections
 
         wrapper = connections[client.alias]
@@ -23,7 +23,7 @@ def database(client: Any, driver: Driver) -> Address:
             f"the database {wrapper.alias!r} is {wrapper.vendor}; fencepost has locks behind PostgreSQL and SQLite"
         )
     if not _connects_itself(wrapper):
-        postgres.keywords(_parameters(wrapper))  # says now what cannot be copied
+        postgres.keywords(_parameters(wrapper))  # raises now if something cannot be copied
     return postgres.address(lambda: _tell(wrapper), driver, f"Django's database {wrapper.alias!r}")
 
 
@@ -32,7 +32,7 @@ def _connects_itself(wrapper: Any) -> bool:
 
 
 def _tell(wrapper: Any) -> dict[str, str]:
-    """With what it would open a connection now: also what a test database or a subclass has made of the settings."""
+    """The arguments with which it would connect now, including changes by a test database or a subclass."""
     if not _connects_itself(wrapper):
         return postgres.keywords(_parameters(wrapper))
     made = wrapper.get_new_connection(wrapper.get_connection_params())
@@ -44,7 +44,7 @@ def _parameters(wrapper: Any) -> dict[str, Any]:
 
 
 def _in_role(wrapper: Any, told: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with the role that Django assumes once it is connected."""
+    """The same arguments, with the role that Django assumes after connecting."""
     role = wrapper.settings_dict["OPTIONS"].get("assume_role")
     if not role:
         return dict(told)

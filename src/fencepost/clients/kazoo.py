@@ -9,7 +9,7 @@ _TLS = ("use_ssl", "verify_certs", "check_hostname", "certfile", "keyfile", "key
 
 
 def client(client: Any, driver: Driver) -> Address:
-    """Where a KazooClient leads; its chroot is where the locks are."""
+    """The address of a KazooClient's servers; the locks are below its chroot."""
     settings = {name: getattr(client, name) for name in _TLS}
     sasl = client._connection.sasl_options
     return Address(
@@ -19,6 +19,6 @@ def client(client: Any, driver: Driver) -> Address:
         given={
             "client": settings | {"auth_data": list(client.auth_data)},
             "acl": client.default_acl,
-            "sasl": None if sasl is None else dict(sasl),  # our connection adds to its own
+            "sasl": None if sasl is None else dict(sasl),  # a copy: our connection changes it
         },
     )

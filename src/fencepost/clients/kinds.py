@@ -1,4 +1,4 @@
-"""What a type checker knows of the clients that ``connect`` takes: their shape, so it need not have their libraries."""
+"""The types of the clients that ``connect`` takes, by their methods: a type checker does not need their libraries."""
 
 from collections.abc import Awaitable
 from typing import Any, Protocol, TypeAlias
@@ -71,6 +71,6 @@ class ZooKeeper(Protocol):
 
 
 Client: TypeAlias = Redis | Engine | Pool | Database | ZooKeeper
-"""What the blocking face takes beside a URL."""
+"""What ``fencepost.connect`` takes besides a URL."""
 AsyncClient: TypeAlias = AsyncRedis | AsyncEngine | AsyncPool | Database | ZooKeeper
-"""What the asyncio face takes beside a URL."""
+"""What ``fencepost.aio.connect`` takes besides a URL."""

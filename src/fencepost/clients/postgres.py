@@ -1,4 +1,4 @@
-"""libpq's keywords from what a client of Postgres connects with."""
+"""libpq's keywords, from the arguments with which a client connects to Postgres."""
 
 import inspect
 import re
@@ -16,7 +16,7 @@ from fencepost.errors import ConfigError
 
 Keywords = dict[str, str]
 Told = Mapping[str, Any] | Awaitable[Mapping[str, Any]]
-"""What a client connects with; on the asyncio face it may have to be awaited."""
+"""The arguments with which a client connects; in asyncio code they may have to be awaited."""
 
 _OF_PYTHON = {
     "async_",
@@ -28,9 +28,9 @@ _OF_PYTHON = {
     "row_factory",
     "server_cursor_factory",
 }
-"""What psycopg's connect() takes besides, which says how results reach Python."""
+"""Arguments of psycopg's connect() that are not libpq's: they only matter to Python code."""
 _SPELLED = (str, int, float, PurePath, IPv4Address, IPv6Address)
-"""What psycopg gives to libpq as str() has it."""
+"""The types that psycopg converts with str() for libpq."""
 _ASYNCPG = {"dbname": "database"} | {
     name: name
     for name in ("host", "port", "user", "password", "passfile", "target_session_attrs", "krbsrvname", "gsslib")
@@ -53,7 +53,7 @@ _OF_ASYNCPG = {
 
 
 def address(tell: Callable[[], Told], driver: Driver, what: str) -> Address:
-    """The address of a client; ``tell`` says with what it would open its next connection."""
+    """The address of a client; ``tell`` returns the arguments with which it would open its next connection."""
 
     def ask() -> Told:
         with _readable():
@@ -69,7 +69,7 @@ def address(tell: Callable[[], Told], driver: Driver, what: str) -> Address:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Say what cannot be copied, also where that shows only when a connection is opened."""
+    """Report what cannot be copied, also if that is found only when a connection is opened."""
     try:
         yield
     except ConfigError as error:
@@ -77,7 +77,7 @@ def _readable() -> Iterator[None]:
 
 
 def keywords(told: Mapping[str, Any], dsn: str = "") -> Keywords:
-    """What psycopg's connect() is given, as far as it is libpq's; ConfigError for what is neither."""
+    """libpq's keywords among the arguments of psycopg's connect(); ConfigError for unknown ones."""
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.errors import ProgrammingError
     from psycopg.pq import Conninfo
@@ -98,25 +98,25 @@ def keywords(told: Mapping[str, Any], dsn: str = "") -> Keywords:
             raise ConfigError(f"option {name!r} has a NUL character in it")
     try:
         given = conninfo_to_dict(dsn)
-    except ProgrammingError:  # its text repeats the whole
+    except ProgrammingError:  # its text repeats the whole conninfo, with the password
         raise ConfigError("the conninfo of the client cannot be parsed") from None
     return {name: str(value) for name, value in given.items() if value is not None} | kept
 
 
 def from_connection(made: Any) -> Keywords:
-    """With what a connection was opened that a function of the caller's made; it is closed, or back in its pool."""
+    """The keywords of a connection that the caller's function opened; closes it, or gives it back to its pool."""
     try:
         return opened_with(made)
     finally:
         pool: Any = getattr(made, "_pool", None)
-        if hasattr(pool, "putconn"):  # of psycopg: it would wait without end for one that is closed
+        if hasattr(pool, "putconn"):  # psycopg's pool would wait forever for a connection that was closed
             pool.putconn(made)
         else:
             made.close()
 
 
 def opened_with(made: Any) -> Keywords:
-    """The same for a connection that stays as it is."""
+    """The keywords with which a connection was opened; leaves it open."""
     info: Any = getattr(made, "info", None)
     if hasattr(info, "get_parameters"):  # psycopg
         told = dict(info.get_parameters())
@@ -132,7 +132,7 @@ def opened_with(made: Any) -> Keywords:
 
 
 def from_asyncpg(told: Mapping[str, Any]) -> Told:
-    """What asyncpg's connect() is given, as libpq's keywords; to be awaited if its password is a coroutine function."""
+    """The arguments of asyncpg's connect() as libpq's keywords; an awaitable if the password must be awaited."""
     for name in told:
         if name not in _ASYNCPG.values() and name not in _OF_ASYNCPG and told[name] is not None:
             raise ConfigError(f"asyncpg's {name!r} cannot be copied; give connect() a URL and credentials=")
@@ -155,7 +155,7 @@ def from_asyncpg(told: Mapping[str, Any]) -> Told:
 
 
 def from_pg8000(told: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What pg8000's connect() is given, as libpq's keywords."""
+    """The arguments of pg8000's connect() as libpq's keywords."""
     known = {"dbname": "database", "host": "host", "port": "port", "user": "user", "password": "password"}
     known["application_name"] = "application_name"
     kept = {name: told[theirs] for name, theirs in known.items() if told.get(theirs) is not None}
@@ -183,5 +183,5 @@ def _asyncpg_tls(wish: Any) -> dict[str, str]:
 
 
 def setting(name: str, value: object) -> str:
-    """A setting of the server's as ``options`` has it."""
+    """A setting of the server, in the syntax of libpq's ``options``."""
     return f"-c {name}=" + re.sub(r"([\\\s])", r"\\\1", str(value))

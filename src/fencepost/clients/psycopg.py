@@ -11,9 +11,9 @@ from fencepost.driver import Driver
 
 
 def pool(client: Any, driver: Driver) -> Address:
-    """Where a ConnectionPool or an AsyncConnectionPool leads."""
+    """The address of a ConnectionPool or an AsyncConnectionPool."""
     if not callable(client.conninfo) and not callable(client.kwargs):
-        postgres.keywords(client.kwargs or {}, client.conninfo or "")  # says now what cannot be copied
+        postgres.keywords(client.kwargs or {}, client.conninfo or "")  # raises now if something cannot be copied
     return postgres.address(lambda: _tell(client), driver, "the psycopg pool")
 
 
@@ -40,5 +40,5 @@ async def _told(client: Any, conninfo: Any, kwargs: Any) -> Mapping[str, Any]:
 
 
 def _connects_itself(kind: Any) -> bool:
-    """Whether a class of connections has a connect() of its own, such as one that fetches a token first."""
+    """Whether a connection class has its own connect(), such as one that fetches a token first."""
     return not kind.connect.__func__.__module__.startswith("psycopg.")

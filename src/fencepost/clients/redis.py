@@ -1,4 +1,4 @@
-"""Clients of redis-py: which servers they lead to, and how they log in there."""
+"""Clients of redis-py: their servers, and how they log in there."""
 
 import inspect
 import ssl
@@ -17,7 +17,7 @@ _CLASSES = {
     "SentinelManagedConnection",
     "SentinelManagedSSLConnection",
 }
-"""redis-py's own classes of connections. Another one may connect in any way."""
+"""redis-py's own connection classes. Another class may connect in any way."""
 _TLS = {
     "ssl_keyfile",
     "ssl_certfile",
@@ -70,7 +70,7 @@ _OURS = {
     "socket_timeout",
     "timeout",
 }
-"""What says how to talk and how long to wait, of which our connections have their own."""
+"""Options for the protocol and for timeouts: our connections have their own."""
 _OURS_TOO = ("maint_", "maintenance_", "orig_", "oss_cluster_")
 _HINTS = {
     "redis_connect_func": "log in with credential_provider= instead, or give connect() a URL and credentials=",
@@ -79,7 +79,7 @@ _HINTS = {
 
 
 def single(client: Any, driver: Driver) -> Address:
-    """Where a client of one server, or of the master that Sentinel names, leads."""
+    """The address of a client of one server, or of the master that Sentinel names."""
     pool = client.connection_pool
     manager = getattr(pool, "sentinel_manager", None)
     if manager is not None:
@@ -109,11 +109,11 @@ def _sentinel(pool: Any, manager: Any, driver: Driver) -> Address:
 
 
 def cluster(client: Any, driver: Driver) -> Address:
-    """Where a client of a cluster leads."""
+    """The address of a client of a cluster."""
     nodes = client.nodes_manager
     options = dict(nodes.connection_kwargs)
-    if getattr(options.get("redis_connect_func"), "__self__", None) is client:  # for reading from replicas, and ...
-        options["redis_connect_func"] = getattr(client, "user_on_connect_func", None)  # ... this is the user's own
+    if getattr(options.get("redis_connect_func"), "__self__", None) is client:  # redis-py's, for reading from replicas
+        options["redis_connect_func"] = getattr(client, "user_on_connect_func", None)  # the user's own
     kind = options.get("connection_class")
     if kind is None and options.get("ssl"):
         from redis.connection import SSLConnection
@@ -125,7 +125,7 @@ def cluster(client: Any, driver: Driver) -> Address:
 
 
 class _Settings:
-    """What a pool gives to each connection that it makes, as far as it matters to us."""
+    """The options that a pool passes to each new connection, as far as they matter to us."""
 
     def __init__(self, options: Mapping[str, Any], kind: type | None, driver: Driver) -> None:
         self.options = options
@@ -148,7 +148,7 @@ class _Settings:
             raise ConfigError(f"this client has {name}=, which fencepost's connections cannot have; {hint}")
 
     def _usual(self, name: str, value: Any) -> bool:
-        """Whether every client has an option that we do not know, so that newer versions of redis-py are taken."""
+        """Whether an option that we do not know has its usual value, as in a newer version of redis-py."""
         from redis import Redis
         from redis.asyncio import Redis as AsyncRedis
 
@@ -158,7 +158,7 @@ class _Settings:
         return bool(value == usual or not (value or usual) or (type(value) is type(usual) and not plain))
 
     def _default(self, name: str) -> Any:
-        """What a connection has unless told otherwise, which differs between versions of redis-py."""
+        """The default of an option of connections, which differs between versions of redis-py."""
         kinds: tuple[Any, ...] = self._kind.__mro__ if self._kind is not None else ()
         for each in kinds:
             found = inspect.signature(each.__init__).parameters.get(name)
@@ -173,7 +173,7 @@ class _Settings:
     def address(
         self, scheme: str, *, hosts: list[tuple[str, int]] | None = None, path: str = "", **given: Any
     ) -> Address:
-        """The address with these servers; ``given`` has what no URL can say."""
+        """The address with these servers; ``given`` has the settings that a URL cannot express."""
         tls = self._tls()
         user, password = self._text("username"), self._text("password")
         if user is not None and password is None:
@@ -190,7 +190,7 @@ class _Settings:
         )
 
     def _text(self, name: str) -> str | None:
-        """An option that redis-py sends as it sends any argument of a command: encoded, or as it is."""
+        """An option that redis-py sends like an argument of a command: text encoded, bytes unchanged."""
         value, encoding = self.options.get(name), self.options.get("encoding") or "utf-8"
         try:
             sent = value if isinstance(value, bytes) else str(value or "").encode(encoding)
@@ -207,7 +207,7 @@ class _Settings:
         if not self._driver.blocking and hasattr(provider, "get_credentials_async"):
             ask = provider.get_credentials_async
             if type(provider).get_credentials_async.__qualname__ == "CredentialProvider.get_credentials_async":
-                ask = provider.get_credentials  # redis-py's stand-in would call it on the event loop
+                ask = provider.get_credentials  # redis-py's default method would call it on the event loop
         return Source(ask, secret, self._driver, scheme="redis", what="the client's credential_provider")
 
     def _tls(self) -> ssl.SSLContext | None:
@@ -235,6 +235,6 @@ class _Settings:
                 context.minimum_version = told["ssl_min_version"]
             if told["ssl_ciphers"]:
                 context.set_ciphers(told["ssl_ciphers"])
-        except OSError as error:  # also what is no certificate
+        except OSError as error:  # also if a file is not a certificate
             raise ConfigError(f"cannot load the TLS files of the client: {error}") from None
         return context

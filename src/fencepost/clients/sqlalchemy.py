@@ -15,7 +15,7 @@ _UNTOLD = "this version of SQLAlchemy does not tell how it connects; give connec
 
 
 def engine(client: Any, driver: Driver) -> Address:
-    """Where an Engine or an AsyncEngine leads."""
+    """The address of an Engine or an AsyncEngine."""
     within = getattr(client, "sync_engine", client)
     dialect = within.dialect
     if dialect.name == "sqlite":
@@ -39,18 +39,18 @@ def engine(client: Any, driver: Driver) -> Address:
     elif not _events(within):
         told = _keywords(within, *(_arguments(within) or ([], {})), ask=False)
         if not inspect.isawaitable(told):
-            postgres.keywords(told)  # says now what cannot be copied
+            postgres.keywords(told)  # raises now if something cannot be copied
     return postgres.address(lambda: _tell(within), driver, "the SQLAlchemy engine")
 
 
 def _arguments(engine: Any) -> tuple[list[Any], dict[str, Any]] | None:
-    """With what it calls its driver's connect(), ``connect_args`` too; None if a function of the user's does that."""
+    """The arguments for the driver's connect(), with ``connect_args``; None if a function of the user calls that."""
     creator = getattr(engine.pool, "_creator", None)
     if creator is None:
         raise ConfigError(_UNTOLD)
     if getattr(creator, "__module__", "") != "sqlalchemy.engine.create":
         return None
-    # SQLAlchemy tells it to listeners of `do_connect` alone, and one of ours there would be part of the user's engine.
+    # SQLAlchemy passes them only to listeners of `do_connect`, and a listener of ours would change the user's engine.
     known = inspect.getclosurevars(creator).nonlocals
     if "cparams" not in known:
         raise ConfigError(_UNTOLD)

@@ -1,4 +1,4 @@
-"""Databases in SQLite files: their locks live in a file beside them."""
+"""Databases in SQLite files: their locks are in another file next to them."""
 
 import os
 from urllib.parse import unquote
@@ -7,12 +7,12 @@ from fencepost.address import Address
 from fencepost.errors import ConfigError
 
 BESIDE = ".locks"
-"""What the name of the locks' file has more than that of the database. SQLite has one writer for each file: in the
-same one, every renewal would wait for the program's transactions, and they for it."""
+"""The suffix that the locks' file adds to the name of the database. SQLite allows one writer per file: in the same
+file, every renewal would wait for the program's transactions, and they for the renewals."""
 
 
 def address(database: str, *, uri: bool) -> Address:
-    """The address of the locks that belong to a database; ConfigError for one that no other connection sees."""
+    """The address of the locks of a database; ConfigError for a database that no other connection can see."""
     if uri and database.startswith("file:"):
         path, _, query = database.removeprefix("file:").partition("?")
         if "mode=memory" in query or "vfs=" in query:
@@ -22,5 +22,5 @@ def address(database: str, *, uri: bool) -> Address:
             database = database[2:]
     if database in ("", ":memory:"):
         raise ConfigError("this database is in memory, and exists for its own connection only; use memory://")
-    # As SQLite itself does with the journal: the same file, by whatever link it is reached, has the same locks.
+    # The real path, as SQLite does with the journal: a file that is opened through a link has the same locks.
     return Address("sqlite", path=os.path.realpath(database) + BESIDE)

@@ -1,4 +1,4 @@
-"""SQL through the connection that the caller has, whatever library it comes from."""
+"""SQL through the caller's own connection, of any library."""
 
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeAlias
@@ -14,13 +14,13 @@ class _Commits(Protocol):
 
 
 class _Proxy(Protocol):
-    """django.db.connection, which has nothing but this."""
+    """django.db.connection, which defines only this."""
 
     def __getattr__(self, item: str, /) -> Any: ...
 
 
 BlockingConnection: TypeAlias = _Commits | _Proxy
-"""A connection whose calls block. By its shape: nothing of theirs is imported, not even for types."""
+"""A connection whose calls block. It is described by its methods, so no library is imported, not even for types."""
 
 
 class AsyncioConnection(Protocol):

@@ -1,7 +1,7 @@
-"""The connections people already have: which kind one is, told by its shape, and what it takes to use it.
+"""The connections that callers already have: how to recognize their kinds by their attributes, and how to use them.
 
-Nothing of theirs is imported before such a connection is there: psycopg (blocking and asyncio), sqlite3, SQLAlchemy
-(connections and sessions, blocking and asyncio), Django, or anything that looks like the DB-API.
+They are of psycopg (blocking and asyncio), sqlite3, SQLAlchemy (connections and sessions, blocking and asyncio),
+Django, or anything that looks like the DB-API. A library is imported only once the caller passes its connection.
 """
 
 import inspect
@@ -35,7 +35,7 @@ def kind(conn: Any) -> Kind:
     known = _kinds.get(what)
     if known is None:
         known = _look(conn)
-        # A proxy's attributes are those of what it stands for, and one class of them may stand for several kinds.
+        # Do not cache the kind of a proxy: one class of proxies may stand for connections of several kinds.
         if cast(Any, what).__getattribute__ is object.__getattribute__ and not hasattr(what, "__getattr__"):
             _kinds[what] = known
     return known
@@ -56,19 +56,19 @@ def _look(conn: Any) -> Kind:
 
 
 def _is_asyncpg(conn: Any) -> bool:
-    """Whether it is asyncpg's, whose connections have neither commit() nor a cursor() as others have it."""
+    """Whether it is asyncpg's, whose connections have no commit(), and another cursor() than others."""
     return any(each.__module__.partition(".")[0] == "asyncpg" for each in type(conn).__mro__)
 
 
 def through(conn: Any, call: Callable[[Any], T]) -> T:
-    """``call`` with a connection that blocks; an awaitable of its answer for SQLAlchemy's asyncio ones."""
+    """Call ``call`` with a blocking connection; for SQLAlchemy's asyncio ones, return an awaitable of the answer."""
     if kind(conn) == "sqlalchemy-async":
         return cast(T, conn.run_sync(call))
     return call(conn)
 
 
 def is_async(conn: Any) -> bool:
-    """Whether what is done with it has to be awaited."""
+    """Whether calls on this connection have to be awaited."""
     return kind(conn).endswith("-async")
 
 
@@ -100,14 +100,14 @@ def is_sqlite(conn: Any) -> bool:
 
 
 def require_blocking(conn: Any, other: str) -> None:
-    """ConfigError for an asyncio connection, whose module is ``other``: what nobody awaits guards nothing."""
+    """ConfigError for an asyncio connection, whose module is ``other``: a coroutine not awaited guards nothing."""
     if is_async(conn):
         _require_taken(conn)
         raise ConfigError(f"this connection is asyncio's; use fencepost.{other}")
 
 
 def require_asyncio(conn: Any, other: str) -> None:
-    """ConfigError for a connection that blocks, whose module is ``other``."""
+    """ConfigError for a blocking connection, whose module is ``other``."""
     if not is_async(conn):
         raise ConfigError(f"this connection blocks, and is not for asyncio; use fencepost.{other}")
     _require_taken(conn)
@@ -123,7 +123,7 @@ def _require_taken(conn: Any) -> None:
 
 
 def database(conn: Any) -> str | None:
-    """The database of a connection that blocks, as its toolkit calls it, such as "postgresql"; None if unknown."""
+    """The database of a blocking connection, as its toolkit names it, such as "postgresql"; None if unknown."""
     what = kind(conn)
     if what == "django":
         return str(conn.vendor)
@@ -133,10 +133,10 @@ def database(conn: Any) -> str | None:
 
 
 def texts(row: Iterable[Any]) -> tuple[Any, ...]:
-    """A row of ours, none of which holds bytes, with its text as text.
+    """A row of fencepost's tables, with bytes decoded to text: these tables have no columns of bytes.
 
-    sqlite3 gives what the caller's text_factory makes of it, and psycopg gives bytes from a database of encoding
-    SQL_ASCII.
+    sqlite3 returns text as the caller's text_factory makes it, and psycopg returns bytes from a database with the
+    encoding SQL_ASCII.
     """
     return tuple(each.decode() if isinstance(each, bytes) else each for each in row)
 
@@ -219,9 +219,9 @@ class AsyncFenced(Generic[C]):
 
 
 def opened(conn: Any) -> bool:
-    """Whether it is in a transaction that its caller began, and commits.
+    """Whether the connection is in a transaction that the caller began and will commit.
 
-    ConfigError where that cannot be told, since the connection is in one at all times.
+    ConfigError if that cannot be determined, since the connection is always in a transaction.
     """
     if kind(conn) == "django":
         if not conn.in_atomic_block and not conn.get_autocommit():
@@ -229,7 +229,7 @@ def opened(conn: Any) -> bool:
                 "Django's autocommit is off for this connection, so atomic() would not commit what is done here; turn "
                 "it on: set_autocommit(True), or AUTOCOMMIT in settings.DATABASES"
             )
-        # What Django's TestCase wraps around a test counts as none, as it does for atomic(durable=True).
+        # The transaction of Django's TestCase around a test does not count, as for atomic(durable=True).
         return bool(conn.in_atomic_block and not (conn.atomic_blocks and conn.atomic_blocks[-1]._from_testcase))
     if kind(conn).startswith("psycopg"):
         return bool(conn.info.transaction_status)
@@ -248,14 +248,14 @@ def opened(conn: Any) -> bool:
 
 
 def refused(conn: Any) -> Any:
-    """End a transaction of its own whose commit was refused: SQLAlchemy takes it for ended, and SQLite would commit it
+    """Roll back a transaction of ours whose commit failed: SQLAlchemy treats it as ended, but SQLite would commit it
     with the next one."""
     if kind(conn) == "sqlalchemy" and not hasattr(conn, "get_bind") and is_sqlite(conn) and not opened(conn):
         conn.connection.rollback()
 
 
 def begin(conn: Any) -> Any:
-    """A transaction of its own, that ends with its block."""
+    """A new transaction that ends with its block."""
     if kind(conn) == "django":
         from django.db import transaction
 
@@ -268,7 +268,7 @@ def begin(conn: Any) -> Any:
 
 
 def atomic(conn: Any) -> Any:
-    """A transaction that ends with its block; inside one of the caller's, a savepoint of that."""
+    """A transaction that ends with its block; inside a transaction of the caller, a savepoint."""
     what = kind(conn)
     if what == "django":
         from django.db import transaction
@@ -283,7 +283,7 @@ def atomic(conn: Any) -> Any:
 
 @asynccontextmanager
 async def within(block: Any) -> AsyncIterator[Any]:
-    """A block that blocks, or one of asyncio's, entered and left the same way."""
+    """Enter and leave a blocking or an asyncio context manager in the same way."""
     if hasattr(block, "__aenter__"):
         async with block as value:
             yield value
@@ -294,13 +294,13 @@ async def within(block: Any) -> AsyncIterator[Any]:
 
 @contextmanager
 def _savepoint(conn: sqlite3.Connection) -> Iterator[None]:
-    """Raises ConfigError at its end if the transaction around it is no longer the one that it began in."""
+    """A savepoint; ConfigError at its end if the block has ended the transaction around it."""
     conn.execute("SAVEPOINT fencepost")
     try:
         yield
     except BaseException:
         if conn.in_transaction:  # some errors end the whole transaction
-            with suppress(sqlite3.OperationalError):  # so did the block, and began another
+            with suppress(sqlite3.OperationalError):  # the block ended the transaction, and began another
                 conn.execute("ROLLBACK TO fencepost")
                 conn.execute("RELEASE fencepost")
         raise
@@ -323,10 +323,10 @@ def _immediate(conn: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def undone(source: Any, state: Any) -> Iterator[None]:
-    """Roll back SQLite's transaction that began in this block if that raises: it would keep all others from writing.
+    """If this block raises, roll back the SQLite transaction that began in it: it would keep all others from writing.
 
-    ``source`` gives cursors, ``state`` knows whether it is in a transaction. A signal handler that raises does so in
-    here, too: right after the statement during which its signal came.
+    ``source`` returns cursors; ``state`` has ``in_transaction``. If a signal handler raises, it does so inside this
+    block, right after the statement during which its signal arrived.
     """
     begun = state.in_transaction
     try:

@@ -1,8 +1,8 @@
-"""No connection of ours to an SQLite file is open while the process forks.
+"""Closes our connections to SQLite files while the process forks.
 
-SQLite keeps which locks this process has on a file in memory that a fork copies and that no child can use, not even
-for a connection of its own: it would wait without end for a transaction of the parent's, or write without a lock. So
-both sides open their connection again on next use.
+SQLite keeps this process's locks on a file in memory. A fork copies that memory, but the locks in it are not the
+child's. Even with a connection of its own, a child would wait forever for a transaction of the parent, or write without
+a lock. So parent and child both open their connections again on next use.
 """
 
 import sqlite3
@@ -19,7 +19,7 @@ _PATIENCE = 1.0
 class Forkable(Protocol):
     """One connection, for one thread at a time; None while it is closed. Its next use opens it.
 
-    A thread steps aside from its gate to wait for the file. It uses the connection only as it finds it afterwards.
+    A thread steps aside from its gate to wait for the file. Afterwards it must get the connection again.
     """
 
     _connection: sqlite3.Connection | None
@@ -40,7 +40,7 @@ _leaked: list[sqlite3.Connection] = []  # never closed: that would break the par
 def _before_fork() -> None:
     _forking.acquire()
     for file in list(_files):
-        # A thread that is stuck in a transaction, or this one if it forks in a signal handler, is not waited for.
+        # Give up on a thread that is stuck in a transaction, and on this one if it forks in a signal handler.
         if file._gate.hold(_PATIENCE):
             _quiet.append(file)
             if file._connection is not None:

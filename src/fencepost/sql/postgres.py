@@ -1,4 +1,4 @@
-"""One statement of the Postgres guard through whatever connection its caller has."""
+"""Runs one statement of the Postgres guard on the caller's own connection, of any supported library."""
 
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import cache
@@ -15,9 +15,9 @@ _MISSING = {"42P01", "42883", "42704"}  # undefined table, function, object
 
 
 def on(conn: Any, job: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
-    """The answer of a coroutine function that uses ``conn``: at once, or to be awaited if the connection is.
+    """The answer of a coroutine function that uses ``conn``; an awaitable if the connection is asyncio's.
 
-    Raises ConfigError if the connection leads to another database.
+    Raises ConfigError if the connection's database is not Postgres.
     """
     if kind(conn) == "psycopg-async":
         return job(conn)
@@ -33,13 +33,13 @@ def _required(conn: Any) -> Any:
 
 
 async def awaited(conn: Any, job: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-    """The same for a connection that is asyncio's."""
+    """The same for an asyncio connection."""
     return cast(T, await on(conn, job))
 
 
 async def ask(conn: Any, sql: str, args: tuple[Any, ...] | None, *, answers: bool = True) -> tuple[Any, ...] | None:
-    """The first row that a statement answers, its text as text. Errors of the driver come through, but for one:
-    ConfigError where the database was not prepared."""
+    """The first row that a statement returns, with bytes decoded to text. Errors of the driver pass through, except
+    that it raises ConfigError if the database was not prepared."""
     try:
         row = await _ask(conn, sql, args, answers)
     except Exception as error:
@@ -72,7 +72,7 @@ async def _ask(conn: Any, sql: str, args: tuple[Any, ...] | None, answers: bool)
 
 
 def unprepared(error: Exception) -> ConfigError | None:
-    """The hint for a database that was not prepared; None if an error of its driver says otherwise."""
+    """The ConfigError for a database that was not prepared; None if the driver's error has another cause."""
     if state(error) not in _MISSING or "fencepost" not in str(error):
         return None
     return ConfigError(
@@ -82,7 +82,7 @@ def unprepared(error: Exception) -> ConfigError | None:
 
 
 def tuples(conn: Any) -> Any:
-    """A plain cursor of psycopg that gives tuples, whatever cursors and rows the caller's connection makes."""
+    """A plain cursor of psycopg that returns tuples, even if the caller's connection has other factories."""
     cursor, async_cursor, rows = _psycopg()
     return (async_cursor if kind(conn) == "psycopg-async" else cursor)(conn, row_factory=rows)
 
@@ -108,7 +108,7 @@ def _ask_sqlalchemy(conn: Any, sql: str, args: tuple[Any, ...] | None, answers: 
 
 
 def alone(conn: Any) -> bool:
-    """Whether each statement is a transaction by itself."""
+    """Whether each statement is its own transaction."""
     what = kind(conn)
     if what == "django":
         return bool(conn.get_autocommit() and not conn.in_atomic_block)
@@ -120,7 +120,7 @@ def alone(conn: Any) -> bool:
 
 
 def state(error: BaseException) -> str | None:
-    """The SQLSTATE of a driver's error, however deep a toolkit has wrapped it."""
+    """The SQLSTATE of a driver's error, also if a toolkit has wrapped it."""
     for each in (error, getattr(error, "orig", None), error.__cause__):
         for name in ("sqlstate", "pgcode"):
             if found := getattr(each, name, None):

@@ -1,4 +1,4 @@
-"""A cursor inside a write transaction of SQLite, through whatever connection its caller has."""
+"""A cursor inside a write transaction of SQLite, on the caller's own connection, of any supported library."""
 
 import sqlite3
 import time
@@ -18,18 +18,18 @@ _LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 does not n
 
 
 class Table(NamedTuple):
-    """A table of ours in the caller's database, and the statement that creates it."""
+    """A table of fencepost in the caller's database, and the statement that creates it."""
 
     name: str
     ddl: str
 
     def missing(self, error: sqlite3.OperationalError) -> bool:
-        """Whether it is this table that was not there."""
+        """Whether the error says that this table is missing."""
         return f"no such table: {self.name}" in str(error)
 
 
 def link(conn: Any) -> tuple[Any, Any]:
-    """What gives cursors, and what knows whether it is in a transaction."""
+    """The object that returns cursors, and the one that has ``in_transaction``."""
     if isinstance(conn, sqlite3.Connection):
         return conn, conn
     if (found := database(conn)) and found != "sqlite":
@@ -45,7 +45,7 @@ def link(conn: Any) -> tuple[Any, Any]:
 
 
 def cursor(conn: Any) -> Any:
-    """A cursor that gives tuples, whatever rows the caller's connection makes."""
+    """A cursor that returns tuples, even if the caller's connection has a row factory."""
     made = conn.cursor()
     if isinstance(made, sqlite3.Cursor):
         made.row_factory = None
@@ -55,7 +55,8 @@ def cursor(conn: Any) -> Any:
 def locked(conn: Any, table: Table) -> Any:
     """A cursor inside a write transaction: what it reads cannot change before the caller commits.
 
-    Raises BackendError if the database's write lock is not free in time; ConfigError in no transaction.
+    Raises BackendError if the database's write lock is not free in time; ConfigError if the connection is in no
+    transaction, and would not begin one by itself.
     """
     source, state = link(conn)
     made = cursor(source)
@@ -63,7 +64,7 @@ def locked(conn: Any, table: Table) -> Any:
         if not state.in_transaction:
             _begin(state, made)
         try:
-            # Changes nothing, but SQLite takes the write lock for it before it looks.
+            # This changes nothing, but makes SQLite take the write lock.
             made.execute(f"DELETE FROM {table.name} WHERE 0")
         except sqlite3.OperationalError as error:
             if not table.missing(error):
@@ -74,7 +75,7 @@ def locked(conn: Any, table: Table) -> Any:
 
 @contextmanager
 def patient() -> Iterator[None]:
-    """Turn a time-out while waiting for the database's write lock into BackendError."""
+    """Turn a timeout while waiting for the database's write lock into BackendError."""
     try:
         yield
     except sqlite3.OperationalError as error:
@@ -84,8 +85,8 @@ def patient() -> Iterator[None]:
 
 
 def _begin(conn: Any, made: Any) -> None:
-    # Such a connection opens a transaction by itself before the caller's next write, and the caller
-    # commits it: opening it here makes it the same transaction, only earlier.
+    # A connection in the legacy mode opens a transaction by itself before the caller's next write, and the
+    # caller commits it. If it is opened here, it is the same transaction, only earlier.
     if getattr(conn, "autocommit", _LEGACY) != _LEGACY or conn.isolation_level is None:
         raise ConfigError(
             "a mark outside the transaction of its write guards nothing, and this connection is in no "
@@ -107,19 +108,20 @@ def _busy(error: sqlite3.OperationalError) -> str:
 
 
 def is_busy(error: sqlite3.OperationalError) -> bool:
-    """Whether another connection's transaction was in the way."""
+    """Whether another connection's transaction has locked the database."""
     return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def nap(seconds: float) -> None:
-    """Sleep where nothing has begun yet, so that an interrupt may come."""
+    """Sleep outside a transaction; an interrupt may end the sleep."""
     interruptible(time.sleep, seconds)
 
 
 def patiently(attempt: Callable[[], T], *, busy: float, sleep: Callable[[float], None] = nap) -> T:
-    """What ``attempt`` returns once the file is free: transactions take microseconds, where SQLite sleeps milliseconds.
+    """Repeat ``attempt`` until the file is not locked, for at most ``busy`` seconds, and return its result.
 
-    SQLite does not wait at all for some statements, such as the change to WAL of a file that others open too.
+    SQLite's own busy handler sleeps for milliseconds, while transactions take microseconds. And for some statements
+    SQLite does not wait at all, such as the change to WAL of a file that others open, too.
     """
     pauses: Backoff | None = None
     until = 0.0

@@ -17,12 +17,12 @@ class Settings:
 
     hosts: tuple[tuple[str, int], ...]
     root: str
-    """What the keys of all locks begin with."""
+    """The prefix of the keys of all locks."""
     token: str | None = field(repr=False)
     login: Source[Secret] | None
-    """Whom to ask for the token of each new connection, if it is not fixed."""
+    """Returns the ACL token for each new connection, if the token is not fixed."""
     query: Mapping[str, str]
-    """What is added to every request."""
+    """Query parameters that are added to every request."""
     tls: ssl.SSLContext | None
     lock_delay: float
     min_ttl: float | None
@@ -32,7 +32,7 @@ class Settings:
 
 
 def read(address: Address) -> Settings:
-    """The settings in a URL; ConfigError for what cannot be meant."""
+    """The settings in a URL; ConfigError if one of them is invalid."""
     options = address.options(
         **TLS,
         dc=str,
@@ -63,7 +63,7 @@ def read(address: Address) -> Settings:
     )
 
 
-_NOTHING = "%00"  # an empty part of a name; no name contains the character that this would be
+_NOTHING = "%00"  # stands for an empty part of a name; no name contains a NUL character
 
 
 def encode(name: str) -> str:
@@ -78,6 +78,6 @@ def encode(name: str) -> str:
 
 
 def decode(prefix: str) -> str | None:
-    """The lock's name behind a prefix; None if no name is written so."""
+    """The lock's name for a prefix; None if ``encode`` gives this prefix for no name."""
     name = "/".join("" if part == _NOTHING else unquote(part, errors="replace") for part in prefix.split("/"))
     return name if name and encode(name) == prefix else None

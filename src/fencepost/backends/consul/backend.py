@@ -26,7 +26,7 @@ from fencepost.errors import BackendError
 from fencepost.lease import Grant
 
 _log = logging.getLogger("fencepost")
-# What `consul lock` marks its keys with; it refuses to touch a key that has another mark.
+# The flags that `consul lock` gives its keys; it refuses to touch a key that has other flags.
 _FLAGS = 0x2DDCCBC058A50C18
 _LOCK = "/.lock"
 _BASE = "/.base"
@@ -34,7 +34,7 @@ _BASE = "/.base"
 
 @dataclass(slots=True)
 class _Held:
-    """A lock that a holder has, or may have: ``token`` is 0 until Consul said so."""
+    """A lock that a holder has, or may have: ``token`` is 0 until Consul has confirmed the grant."""
 
     name: str
     session: Session
@@ -50,8 +50,8 @@ class Consul(Polling):
     """``consul://host:8500/prefix``: each lock is the key ``prefix/name/.lock``, as ``consul lock prefix/name`` has it.
 
     An ACL token goes where a password goes: ``consul://:TOKEN@host``. Options: ``dc=``; ``ca=``, ``cert=`` and
-    ``key=``, files for TLS, as is ``tls=1``; ``lock_delay=``, how long Consul keeps a lock closed after its
-    session was lost, 0 unless you have no guard; ``session_ttl_min=``, if the servers' own is not 10 s.
+    ``key=``, files for TLS, or ``tls=1``; ``lock_delay=``, how long Consul keeps a lock closed after its session
+    was lost (0 by default; set it if you have no guard); ``session_ttl_min=``, if the servers' own is not 10 s.
     """
 
     scheme = "consul"
@@ -98,12 +98,12 @@ class Consul(Polling):
         now, index, pauses = self.driver.now, 0, Backoff(0.05, 1.0)
         while (left := until - now()) > 0:
             try:
-                if lost := self._held.get(holder):  # an attempt that was cut off: it must not succeed any more
+                if lost := self._held.get(holder):  # an earlier attempt got no answer: it must not succeed later
                     await self._sessions.destroy(lost.session)
                     del self._held[holder]
                 answer = await self._look(name, index, min(left, LONGEST_WAIT))
                 if _session(answer):
-                    # An index that went back means that the servers' history did.
+                    # A smaller index means that the servers went back in time, as after a restored snapshot.
                     index = answer.at if answer.at >= index else 0
                     pauses.reset()
                     continue
@@ -113,7 +113,7 @@ class Consul(Polling):
                 raise
             except BackendError:
                 pass  # a waiter outlives connections and leaders; only its timeout ends it
-            # Free, and yet refused: somebody was faster, or a lost session's lock-delay is not over.
+            # The key was free, and Consul still refused: another client was faster, or the lock-delay is not over.
             index = 0
             await self.driver.sleep(max(min(pauses.next(), until - now()), 0.0))
         return None
@@ -135,7 +135,7 @@ class Consul(Polling):
         alive = [each for each, yes in zip(known, renewed, strict=True) if yes]
         checked = await self._locked([held for _, held in alive])
         good = {index for (index, _), yes in zip(alive, checked, strict=True) if yes is True}
-        # A leader that was just elected may not know yet what it will: ask again, past that, who says no.
+        # A new leader may not have applied the whole log yet. So check each negative answer with a consistent read.
         bad = [(index, held) for index, held in known if index not in good]
         still = await self._locked([held for _, held in bad], consistent="")
         for (index, _), yes in zip(bad, still, strict=True):
@@ -149,7 +149,7 @@ class Consul(Polling):
         return answers
 
     async def _locked(self, helds: Sequence[_Held], **query: str) -> list[bool | BackendError]:
-        """Whether each key is still locked by its hold's session; or why that is not told."""
+        """Whether each key is still locked by its hold's session; an error for each that Consul refuses to check."""
 
         async def ask(some: Sequence[_Held]) -> list[bool]:
             checks = [
@@ -175,7 +175,7 @@ class Consul(Polling):
             return await self._end(held) and in_time
         except BaseException:
             held.unconfirmed = True
-            self._held[holder] = held  # it may be tried again, and ends in time if it is not
+            self._held[holder] = held  # the caller may release again; otherwise the expiry ends the hold in time
             self._expiry.offer(holder, self.driver.now() + left)
             raise
 
@@ -185,7 +185,7 @@ class Consul(Polling):
         return await in_batches(self._release_together, mine, BATCH // 2, [False] * len(holds))
 
     async def _release_together(self, batch: Sequence[tuple[int, Hold]], answers: Answers) -> BackendError | None:
-        """Release these, and note the answers; why Consul did not answer, if so."""
+        """Release these, and write the answers to ``answers``; return the error if Consul failed."""
         owned = [(hold.holder, self._held[hold.holder]) for _, hold in batch]
         places = {hold.holder: at for at, hold in batch}
 
@@ -203,7 +203,8 @@ class Consul(Polling):
             await ask_apart(self._remove_all, owned, lambda error: isinstance(error, Forbidden), note)
             for at, hold in batch:
                 if answers[at] is False:
-                    # It was not as it was locked, so it is looked at by itself: an earlier release may have done it.
+                    # The key has changed since it was locked. Check this hold alone: an earlier release may have
+                    # removed the key.
                     answers[at] = await self.release(hold.name, hold.holder, hold.token)
         except BaseException as error:
             for holder, held in owned:
@@ -244,7 +245,7 @@ class Consul(Polling):
             raise locked
         if not locked:
             return False
-        # The session alone keeps the key, should this process end.
+        # If this process ends, only the session keeps the key.
         if (
             held.session.renewed + held.session.ttl < now + seconds
             and not (await self._sessions.renew([held.session]))[0]
@@ -254,12 +255,13 @@ class Consul(Polling):
         return True
 
     async def _end(self, held: _Held) -> bool:
-        """See to it that a hold is over; say whether it was one until now."""
+        """End a hold; return whether it was still held."""
         try:
             if held.token and await self._remove(held.name, held.index):
                 self._sessions.give_back(held.session)
                 return True
-            # While a session lives, nobody but its holder or an operator removes its key: the earlier release did.
+            # While a session lives, only its holder or an operator removes its key. So if it lives, the earlier
+            # release, which got no answer, has removed the key.
             released = held.unconfirmed and await self._sessions.alive(held.session)
             await self._sessions.destroy(held.session)
         except BaseException:
@@ -280,7 +282,7 @@ class Consul(Polling):
             wanted = [name]
         if not wanted:
             return []
-        # The bases after the locks: a base knows what it was before, and not what it will be.
+        # Read the bases after the locks: a base contains its earlier values, but not its later ones.
         keys = [self._key(each, end) for end in (_LOCK, _BASE) for each in wanted]
         answers = await self._http.ask(*(self._http.request("GET", f"kv/{key}") for key in keys), keys=keys)
         locks = zip(wanted, answers[: len(wanted)], answers[len(wanted) :], strict=True)
@@ -312,7 +314,7 @@ class Consul(Polling):
         while not raised:
             answer = await self._http.one("GET", f"kv/{key}", consistent="")
             base = self._base(name, answer.pairs())
-            # The index of an answer is not the last one there is; what it is short of, the tokens rise more.
+            # The index of an answer may be behind the cluster's last index. Then the tokens rise by that much more.
             if (value := base.raised(above, answer.at)) is None:
                 return
             write = {"Verb": "cas", "Key": key, "Value": base64.b64encode(value).decode(), "Index": base.since}
@@ -352,7 +354,7 @@ class Consul(Polling):
         """Lock the key if it is free. Consul never grants what it refused, so None leaves nothing behind."""
         value = base64.b64encode(f"{holder} {ttl:g}".encode()).decode()
         lock = {"Verb": "lock", "Key": self._key(name), "Value": value, "Flags": _FLAGS}
-        # Unlike "get", it does not fail if there is none.
+        # Unlike "get", it does not fail if the key does not exist.
         base = {"Verb": "get-tree", "Key": self._key(name, _BASE)}
         while True:
             session = await self._sessions.borrow(ttl)
@@ -369,7 +371,7 @@ class Consul(Polling):
                     held.index = made.pairs[0]["ModifyIndex"]
                     held.token = self._base(name, made.pairs[1:]).token(held.index)
                 except BackendError as error:
-                    error.ambiguous = True  # the key is locked, and has to be left
+                    error.ambiguous = True  # the key is locked, so the caller must leave it
                     raise
                 self._expiry.set(holder, session.renewed + ttl)
                 self._watch.start()
@@ -392,16 +394,16 @@ class Consul(Polling):
                 self.report(holder, "Consul ended its session")
 
     async def _remove(self, name: str, index: int) -> bool:
-        """Remove the key if it is as it was locked: no lock leaves anything behind."""
+        """Remove the key unless it has changed since it was locked: a released lock leaves nothing behind."""
         return not (await self._http.transact(*self._removal(name, index))).failed
 
     def _removal(self, name: str, index: int) -> tuple[dict[str, Any], dict[str, Any]]:
         key = self._key(name)
-        # The check is for a key that is gone already, which a delete-cas alone calls a success.
+        # The check fails if the key is gone already; a delete-cas alone would succeed then.
         return {"Verb": "check-index", "Key": key, "Index": index}, {"Verb": "delete", "Key": key}
 
     async def _look(self, name: str, index: int, wait: float) -> Answer:
-        """The key; with an ``index``, once it is no longer as it was then, or ``wait`` seconds have passed."""
+        """The key; with an ``index``, wait until it has changed since then, or ``wait`` seconds have passed."""
         return await self._http.look(f"kv/{self._key(name)}", index, wait)
 
     def _mine(self, name: str, holder: str, token: int) -> _Held | None:

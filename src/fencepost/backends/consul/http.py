@@ -50,7 +50,7 @@ class Answer(NamedTuple):
             raise self.astray() from None
 
     def part(self, kind: type[T], *path: str | int) -> T:
-        """What lies at a path in the JSON; BackendError if it is not there, or of another kind."""
+        """The value at a path in the JSON; BackendError if it is missing, or of another type."""
         found = self.json
         try:
             for step in path:
@@ -62,7 +62,7 @@ class Answer(NamedTuple):
         return found
 
     def parts(self, kind: type[T], *path: str | int) -> list[T]:
-        """The same for a list of such."""
+        """The list at a path in the JSON; BackendError if it is missing, or an element is of another type."""
         found = self.part(list, *path)
         if not all(isinstance(each, kind) for each in found):
             raise self.astray()
@@ -80,22 +80,22 @@ class Answer(NamedTuple):
         return self.checked(self.parts(dict)) if self.there else []
 
     def checked(self, pairs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Keys of which everything is there that each has."""
+        """The same pairs; BackendError if there are none, or one of them is incomplete."""
         if not pairs or not all(map(_whole, pairs)):
             raise self.astray()
         return pairs
 
     def astray(self) -> BackendError:
-        """What to raise where this is no answer to what was asked; whatever comes next over its connection is none."""
+        """The error for an answer that does not belong to its request; closes the connection, which is out of step."""
         self.link.hang_up()
         return BackendError(f"this is no Consul's answer: {self.body[:80]!r}", backend="consul", ambiguous=True)
 
 
 class Outcome(NamedTuple):
-    """What became of a transaction."""
+    """The result of a transaction."""
 
     pairs: list[dict[str, Any]]
-    """The keys that its operations tell of, the first one's first; none if it was not carried out."""
+    """The keys that its operations returned, in their order; none if it was not carried out."""
     failed: frozenset[int]
     """The numbers of the operations that kept it from being carried out."""
     why: bytes
@@ -124,14 +124,14 @@ def taken(pool: list[T]) -> T | None:
 
 
 class Forbidden(BackendError):
-    """Refused for good: asking again will not help."""
+    """Refused permanently: a retry will not help."""
 
 
 class _Link:
     """One connection of blocking code. Its methods never suspend."""
 
     token = b""
-    """The header of its own ACL token, where the token may change."""
+    """The header with the ACL token of this connection, if tokens may change."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -165,7 +165,7 @@ class _Link:
         return answers
 
     async def _read(self) -> bytes:
-        # For all of the answers: they may come bit by bit.
+        # One deadline for all answers: the server may send them bit by bit.
         self._sock.settimeout(max(self._late - monotonic(), 0.001))
         return interruptible(self._sock.recv, _CHUNK)
 
@@ -174,7 +174,7 @@ class _Link:
             end = await self._until(buffer, b"\r\n\r\n", 0)
             head = bytes(buffer[: end + 2]).lower()
             del buffer[: end + 4]
-            if not head.partition(b" ")[2].startswith(b"1"):  # as 100 Continue, of a proxy
+            if not head.partition(b" ")[2].startswith(b"1"):  # such as 100 Continue, from a proxy
                 break
         if _header(head, b"transfer-encoding") == b"chunked":
             body = await self._chunked(buffer)
@@ -215,7 +215,7 @@ class _Link:
             buffer += data
 
     def hang_up(self) -> None:
-        """From any thread: who waits for an answer finds the connection closed."""
+        """Shut the connection down, from any thread: a thread that waits for an answer then finds it closed."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -227,7 +227,7 @@ class _Link:
 
 
 class _Reader(asyncio.StreamReader):
-    """Knows how much has come and was not read."""
+    """Counts the bytes that have arrived and were not read."""
 
     unread = 0
 
@@ -287,7 +287,7 @@ class Http:
         self._hosts = settings.hosts
         self._kind = _Link if driver.blocking else _TaskLink
         token = f"X-Consul-Token: {settings.token}\r\n" if settings.token else ""
-        if settings.login is not None:  # each connection has its own, which takes the place of these words
+        if settings.login is not None:  # `ask` replaces this placeholder by the token of the connection
             token = f"X-Consul-Token: {secrets.token_hex(16)}\r\n"
         self._blank = token.encode()
         self._head = f"Host: {self._hosts[0][0]}\r\n{token}"
@@ -304,9 +304,10 @@ class Http:
         return f"{line}{self._head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
     async def ask(self, *requests: bytes, delay: float = 0.0, keys: Sequence[str] = ()) -> list[Answer]:
-        """Send them in one go on one connection; BackendError if one is not answered as Consul would.
+        """Send the requests together on one connection; BackendError if an answer is not one of Consul's.
 
-        ``delay`` is how long the server may take on purpose; ``keys`` are those that are asked for, if they are.
+        ``delay`` is how long a blocking query may wait at the server; ``keys`` are the keys that the requests ask for,
+        if they do.
         """
         if self._closed:
             raise Forbidden("these locks are closed; connect again", backend="consul", ambiguous=False)
@@ -323,10 +324,10 @@ class Http:
                     answers += await link.exchange(data, len(batch), limit)
             for answer, key in zip(answers, keys, strict=False):
                 if answer.status == 200 and any(pair["Key"] != key for pair in answer.pairs()):
-                    raise answer.astray()  # and so may the others be: the connection is of no more use
+                    raise answer.astray()  # the other answers may be wrong too: the connection is of no more use
         except (OSError, ValueError) as error:  # TimeoutError is an OSError; ValueError: that was no HTTP
             self._drop(link)
-            self._drop_idle()  # what became of this one may have become of them all
+            self._drop_idle()  # the idle connections may be broken for the same reason
             raise self._failure(str(error) or "no answer in time", ambiguous=True) from error
         except BaseException:
             self._drop(link)
@@ -338,7 +339,7 @@ class Http:
         for answer in answers:
             if answer.status == 403:
                 if link.token and not new and all(each.status == 403 for each in answers):
-                    self._drop_idle()  # their token may have been replaced since they were opened
+                    self._drop_idle()  # the token may have been replaced since these connections were opened
                     return await self.ask(*requests, delay=delay, keys=keys)
                 raise self._forbidden()
             if answer.status not in (200, 404, 409):
@@ -347,7 +348,7 @@ class Http:
         return answers
 
     def _forbidden(self) -> BackendError:
-        if self._settings.login is not None:  # a waiter outlives the moment in which a token is replaced
+        if self._settings.login is not None:  # not Forbidden: a waiter tries again, since the next token may be valid
             return self._failure("its ACL refuses this; check what credentials= returned", ambiguous=False)
         return Forbidden(
             f"Consul at {self.servers}: its ACL refuses this; give a token: consul://:TOKEN@host",
@@ -366,7 +367,7 @@ class Http:
             if not errors or not all(type(each.get("OpIndex")) is int for each in errors):
                 raise answer.astray()
             if any("Permission denied" in str(each.get("What")) for each in errors):
-                raise self._forbidden()  # this one comes with the status of a transaction that lost a race
+                raise self._forbidden()  # Consul sends it with status 409, as for a transaction that lost a race
             return Outcome([], frozenset(each["OpIndex"] for each in errors), answer.body)
         pairs = [result.get("KV") or {} for result in answer.parts(dict, "Results")]
         if answer.checked(pairs)[0]["Key"] != operations[0]["Key"]:
@@ -374,14 +375,14 @@ class Http:
         return Outcome(pairs, frozenset(), b"")
 
     async def look(self, path: str, index: int, wait: float) -> Answer:
-        """What is there; with an ``index``, once that has changed since then, or ``wait`` seconds have passed."""
+        """Read a path; with an ``index``, wait until it has changed since then, or ``wait`` seconds have passed."""
         query: dict[str, object] = {"index": index, "wait": f"{max(int(wait * 1000), 1)}ms"} if index else {}
         request = self.request("GET", path, **query)
         keys = [path.removeprefix("kv/")] if path.startswith("kv/") else []
         return (await self.ask(request, delay=wait * 17 / 16 if index else 0.0, keys=keys))[0]
 
     async def _token(self) -> bytes:
-        """The header with the token of a new connection; empty if all of them have the same."""
+        """The header with the token for a new connection; empty if all connections use the same token."""
         login = self._settings.login
         if login is None:
             return b""
@@ -393,16 +394,16 @@ class Http:
         return f"X-Consul-Token: {token}\r\n".encode()
 
     async def _link(self, *, spare: bool) -> tuple[_Link, bool]:
-        """An open connection, or a new one, and whether it is new; ``spare`` leaves one open for others.
+        """An idle connection, or a new one, and whether it is new; ``spare`` leaves one idle connection for others.
 
-        A query that waits for long must not take the only one: in a process that can open no other, no lease would be
-        renewed meanwhile.
+        A blocking query must not take the only connection: if the process cannot open another one, no lease would be
+        renewed in the meantime.
         """
         while len(self._idle) > spare and (link := taken(self._idle)) is not None:
             try:
                 if link.fresh():
                     return link, False
-            except BaseException:  # for example, out of memory: nobody would close it
+            except BaseException:  # such as MemoryError: the connection would stay open
                 self._drop(link)
                 raise
             self._drop(link)
@@ -427,7 +428,7 @@ class Http:
         link.close()
 
     def close(self) -> None:
-        """Close every connection, now or when it has its answer."""
+        """Close every connection: the idle ones now, the others when they have their answers."""
         self._closed = True
         self._drop_idle()
 

@@ -1,8 +1,8 @@
 """Consul sessions, each lent to one hold at a time.
 
-Consul lets a session lock the same key twice, so a session that two holders shared would exclude
-neither. And a session of one hold can be destroyed where it is in doubt what became of a request:
-nothing that comes late can take a lock with it any more.
+Consul lets a session lock the same key twice, so two holders with one session would not exclude
+each other. Also, a session that belongs to one hold can be destroyed when a request got no answer:
+the request cannot take a lock later, even if it reaches Consul late.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ class Session:
     id: str
     ttl: float
     renewed: float
-    """A local instant before Consul last began to count its ttl."""
+    """When its creation or last renewal was sent, on the local clock: Consul began to count the ttl later than this."""
     doomed: bool = False
-    """It is to be ended, and lent to nobody any more."""
+    """It must be destroyed, and must not be lent again."""
 
 
 class Sessions:
-    """A pool: what was given back is lent again, so that a hold costs no session of its own."""
+    """A pool: a session that was given back is lent again, so that not every hold has to create one."""
 
     def __init__(self, http: Http, driver: Driver, lock_delay: float) -> None:
         self._http = http
@@ -51,7 +51,7 @@ class Sessions:
             self._idle.setdefault(session.ttl, []).append(session)
 
     def doom(self, session: Session) -> None:
-        """A session that Consul could not be told to end: it is ended as soon as Consul can be asked again."""
+        """Remember a session that could not be destroyed, to destroy it as soon as Consul answers again."""
         if not session.doomed:
             session.doomed = True
             self._doomed.append(session)
@@ -73,8 +73,8 @@ class Sessions:
             "Name": "fencepost",
             "TTL": f"{ttl:.3f}s",
             "LockDelay": f"{self._lock_delay:.3f}s",
-            "Behavior": "delete",  # its locks' keys, or the key of a name used once would stay forever
-            # The ttl alone ends it. By default it would end as soon as the agent's host seems to be down.
+            "Behavior": "delete",  # the keys of its locks; otherwise the key of a name used once would stay forever
+            # Only the ttl ends the session. By default Consul ends it as soon as the agent's host seems to be down.
             "NodeChecks": [],
         }
         answer = await self._http.one("PUT", "session/create", asked)
@@ -83,7 +83,7 @@ class Sessions:
         return Session(answer.part(str, "ID"), ttl, begun)
 
     async def renew(self, sessions: Sequence[Session]) -> list[bool]:
-        """Renew all in one go; False for each that Consul no longer has."""
+        """Renew all of them together; False for each that Consul no longer has."""
         await self._bury()
         begun = self._now()
         answers = await self._http.ask(
@@ -97,11 +97,11 @@ class Sessions:
         return [answer.there for answer in answers]
 
     async def alive(self, session: Session) -> bool:
-        """Whether Consul still has it, as the leader knows."""
+        """Whether Consul still has the session, by a consistent read."""
         return bool((await self._http.one("GET", f"session/info/{session.id}", consistent="")).parts(dict))
 
     async def destroy(self, *sessions: Session) -> None:
-        """End them, and with them whatever they hold or may still come to hold."""
+        """End the sessions: they lose the locks that they hold, and can take no others."""
         if sessions:
             requests = (self._http.request("PUT", f"session/destroy/{each.id}") for each in sessions)
             for answer in await self._http.ask(*requests):

@@ -15,10 +15,10 @@ _PARTING = 1.0
 
 
 class Watch:
-    """Follows one session that is in use: with an agent that leaves, all sessions of its node end at once.
+    """Follows one session that is in use: if an agent leaves the cluster, all sessions of its node end at once.
 
-    ``held`` returns such a session, or None; ``ended`` is called once it is gone, and looks at every hold. The thread
-    or task runs only while something is held.
+    ``held`` returns a session that is in use, or None. ``ended`` is called once that session is gone, and checks every
+    hold. The thread or task runs only while a lock is held.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Watch:
         self._service = Service(driver, self._run, "fencepost-consul-watch")
 
     def start(self) -> None:
-        """Watch as long as something is held. If no thread can be started, the next renewal tells of a loss."""
+        """Watch as long as a lock is held. If no thread can be started, only the next renewal notices a loss."""
         self._service.ensure()
 
     async def close(self) -> None:
@@ -48,7 +48,7 @@ class Watch:
         except Closed:
             pass
         except Forbidden:
-            return  # it may never look at sessions: the renewals tell of a loss
+            return  # the ACL does not let it read sessions: only the renewals notice a loss
         finally:
             self._scope.leave(visit)
 

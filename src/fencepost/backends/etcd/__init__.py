@@ -3,12 +3,12 @@
 ::
 
     backend      the contract: Etcd
-      +-- sessions   one etcd lease per ttl, which many locks of this process hang on
+      +-- sessions   one etcd lease per ttl, to which many locks of this process belong
       |     +-- keeper     the thread that keeps these leases alive and cleans up
-      +-- watch      waits for the predecessor's key to go
+      +-- watch      waits until the predecessor's key is deleted
       |     +-- streams    a stream of watches or keep-alives
       +-- keys       the names of keys, and the transactions on them
-      +-- rpc        a request to any of the members, tried again where that is safe
+      +-- rpc        a request to any of the members, with a retry where that is safe
       |     +-- methods    the methods and what their failures mean
       |     +-- channels   the connections, also across a fork; the URL's options
       |           +-- pool     blocking: sockets, one thread at a time on each

@@ -1,4 +1,4 @@
-"""Locks in etcd, in the layout of etcd's own Mutex: ``etcdctl lock`` and Go's concurrency package mix with these."""
+"""Locks in etcd, in the layout of etcd's own Mutex: they exclude ``etcdctl lock`` and Go's concurrency package too."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -31,7 +31,7 @@ _BATCH = 100
 
 _GOING = 0.05  # seconds between two looks whether the keeper has removed a key
 Found = Grant | tuple[bytes, bytes, int] | None
-"""A grant; or else the key to watch, or the range up to the second, from a revision on; None to look again."""
+"""A grant; or what to watch: the first key of a range, its end (empty for one key), a revision; None to look again."""
 
 
 class Etcd(Backend):
@@ -65,7 +65,7 @@ class Etcd(Backend):
     def _connect(self, channels: Channels | None) -> None:
         blocking = self.driver.blocking
         self._rpc = Rpc(self.address, self.driver, channels)
-        # Streams and clean-ups have threads of their own, on either face: they go on when an event loop is busy.
+        # Streams and clean-ups have threads of their own, for asyncio too: they go on while the event loop is busy.
         self._back = self._rpc if blocking else self._rpc.twin(Blocking(self.driver.now))
         self._watches = Watches(self._back)
         self._sessions = Sessions(self._rpc, self._back, self.driver, lambda *lost: self.report(*lost))
@@ -74,7 +74,7 @@ class Etcd(Backend):
         self, name: str, holder: str, ttl: float, queue: int | None, limit: int | None = None
     ) -> Grant | None:
         if limit is not None and queue is None and blocking(await view.contenders(self._rpc, name), limit, keys.limit):
-            return None  # a key that comes and goes would be in the way of other sharers
+            return None  # a key that is put and deleted at once would block other sharers meanwhile
         while True:
             contender = await self._sessions.register(name, holder, ttl, limit)
             try:
@@ -96,7 +96,7 @@ class Etcd(Backend):
             return grant
 
     async def _ask(self, contender: Contender) -> Grant | None:
-        """Take the lock if nobody contends for it."""
+        """Take the lock if there are no other contenders."""
         name, key = contender.name, contender.key
         answer = await self._put(contender, keys.ask(name, key, contender.value, contender.session.id))
         if answer.succeeded:
@@ -109,7 +109,7 @@ class Etcd(Backend):
             self._sessions.leave(contender)
             return None
         else:
-            # Only locks below this one's name were in the way of the question.
+            # The transaction failed only because of locks whose names begin with this one's name and a slash.
             await self._join(contender, inf)
         found = await self._look(contender)
         if isinstance(found, Grant):
@@ -118,7 +118,7 @@ class Etcd(Backend):
         return None
 
     async def _join(self, contender: Contender, queue: float) -> Grant | None:
-        """Put this contender's key into the queue; a grant if it is first."""
+        """Put this contender's key into the queue; return a grant if it is first."""
         name = contender.name
         answer = await self._stand(contender)
         if answer.succeeded:
@@ -132,7 +132,7 @@ class Etcd(Backend):
                 if count == 2:
                     contender.before = first.key, answer.header.revision + 1
                 return None
-        # An earlier try put the key; or the queue may be full, or locks below this one's name were in the way.
+        # An earlier attempt put the key; or the queue may be full; or the answer counted locks below this one's name.
         contenders = [kv.key for kv in await view.contenders(self._rpc, name)]
         place = contenders.index(contender.key) if contender.key in contenders else 1
         if place == 0:
@@ -144,7 +144,7 @@ class Etcd(Backend):
         return None
 
     async def _join_share(self, contender: Contender, queue: float | None) -> Grant | None:
-        """Put this sharer's key into the queue; a grant if nobody before it is in its way."""
+        """Put this sharer's key into the queue; return a grant if no contender before it blocks it."""
         await self._stand(contender)
         found = await self._look(contender)
         if isinstance(found, Grant) or found is None:
@@ -179,9 +179,10 @@ class Etcd(Backend):
                 contender = self._sessions.find(holder)
                 signal.clear()
                 if contender is not None:
-                    contender.signal = signal  # before anything is asked of it: what changes from now on sets it
+                    contender.signal = signal  # before the fields are read: every later change sets the signal
                 if contender is not None and contender.given_up and not contender.session.gone:
-                    # Its event loop had stood still, or deleting it failed. The keeper deletes it, then another is put.
+                    # Its event loop had stood still, or deleting its key failed. The keeper deletes the key; then this
+                    # waiter puts another one.
                     if now() >= until:
                         return None
                     await self.driver.sleep(min(_GOING, until - now()))
@@ -205,9 +206,9 @@ class Etcd(Backend):
                         pauses.reset()
                         continue
                 except Outage:
-                    pass  # it goes on when the store does: its place in the queue is kept while its session lives
+                    pass  # the waiter tries again: it keeps its queue entry while its session lives
                 watch = self._watch(None, signal, watch)
-                # A waiter that may not watch, although it may look, looks every second.
+                # A waiter that may read keys but not watch them looks again after a pause, at most a second.
                 left = until - now()
                 if left <= 0:
                     return None
@@ -216,7 +217,7 @@ class Etcd(Backend):
             self._watch(None, signal, watch)
 
     def _watch(self, found: tuple[bytes, bytes, int] | None, signal: Signal, watch: Watch | None) -> Watch | None:
-        """Watch what was found: with the watch that is there, if it still does that."""
+        """Watch what was found; keep the present watch if it watches that already."""
         if watch is not None:
             if found is not None and found[:2] == (watch.key, watch.until) and not watch.over:
                 return watch
@@ -227,7 +228,7 @@ class Etcd(Backend):
         return self._watches.add(key, revision, signal, until, prompt=True)
 
     async def _stand(self, contender: Contender) -> pb.TxnResponse:
-        """Put a contender's key into the queue; or find the one that an earlier try put there after all."""
+        """Put a contender's key into the queue; or find the key that an earlier attempt put there."""
         answer = await self._put(
             contender, keys.join(contender.name, contender.key, contender.value, contender.session.id)
         )
@@ -239,7 +240,7 @@ class Etcd(Backend):
         return answer
 
     def _recognize(self, contender: Contender, found: pb.KeyValue) -> None:
-        """Note at which revision an earlier try put the key; LeaseGone if another process did, under this session."""
+        """Note the revision at which an earlier attempt put the key; LeaseGone if another process put it."""
         if found.value != contender.value:
             why = "another process uses its session"
             self._sessions.lose(contender.session, why)
@@ -247,7 +248,10 @@ class Etcd(Backend):
         contender.revision = found.create_revision
 
     def _failed(self, contender: Contender, error: BackendError) -> None:
-        """A key that stands in the queue although what came after it failed has to be left like any that may."""
+        """If the key is in the queue, mark the error as ambiguous, so that the caller leaves; else forget the key.
+
+        If it is not known whether the key is there, the error is ambiguous already.
+        """
         if contender.revision:
             error.ambiguous = True
         elif not error.ambiguous:
@@ -273,7 +277,7 @@ class Etcd(Backend):
     async def _rejoin(
         self, contender: Contender | None, name: str, holder: str, ttl: float, limit: int | None
     ) -> Grant | None:
-        """Join the queue again, at its end; or find out what became of the last attempt to."""
+        """Join the queue again, at its end; or find out whether the last attempt to join succeeded."""
         if contender is None or contender.session.gone:
             return await self.take(name, holder, ttl, 2**62, limit)
         try:
@@ -283,7 +287,7 @@ class Etcd(Backend):
             return None
 
     async def _look_first(self, contender: Contender) -> Found:
-        """What ``_look`` finds; it need not be asked if joining the queue has told it."""
+        """What ``_look`` finds; without a request, if the answer to joining the queue contained it."""
         if contender.before is None:
             return await self._look(contender)
         (key, revision), contender.before = contender.before, None
@@ -291,7 +295,7 @@ class Etcd(Backend):
         return key, b"", revision
 
     async def _look(self, contender: Contender) -> Found:
-        """A grant; or else the key before ours, and the revision to watch it from; None to look again."""
+        """A grant; or the key to watch, and the revision to watch it from; None to look again."""
         self._sessions.freshen(contender.session)
         if (limit := keys.limit_of(contender.key)) is not None:
             return await self._look_share(contender, limit)
@@ -309,10 +313,10 @@ class Etcd(Backend):
         return await self._grant(contender, answer.responses[2])
 
     async def _grant(self, contender: Contender, found: pb.ResponseOp) -> Grant | None:
-        """The grant to a key that is first in the queue, as the transaction saw it which found the base."""
+        """The grant for a key that is first in the queue; ``found`` is the base, from the same transaction."""
         session = contender.session
         base = keys.read_base(contender.name, found.kvs)
-        if base.since > contender.revision:  # raised while this key stood in the queue, so its number is too small
+        if base.since > contender.revision:  # the base was raised after this key was put: its number is too small
             await self._remove(contender)
             return None
         now = self.driver.now()
@@ -324,14 +328,14 @@ class Etcd(Backend):
         return Grant(contender.token, session.ttl, session.since)
 
     async def _put(self, contender: Contender, request: pb.TxnRequest | pb.Prepared) -> pb.TxnResponse:
-        """Put a key. Cancelling this does not recall what was sent: ``leave`` waits for its outcome."""
+        """Put a key. Cancelling this does not undo a request that was sent: ``leave`` waits for its outcome."""
         try:
             return await self._rpc.call(TXN, request, sent=contender.sent)
         finally:
             self._judge(contender)
 
     def _judge(self, contender: Contender) -> None:
-        """A put that may take effect at any time later is only undone by the end of its session."""
+        """Distrust the session if a put may take effect at any later time: only the end of the session undoes it."""
         if contender.sent.doubtful:
             self._sessions.distrust(contender.session)
 
@@ -350,7 +354,7 @@ class Etcd(Backend):
         return await self._remove(contender)
 
     async def _remove(self, contender: Contender) -> str | None:
-        """Delete an entry's key, or have it deleted as soon as that can be done; who is first in the queue now."""
+        """Delete a contender's key, or let the keeper do it later; return the holder that is first in the queue now."""
         session, name, other = contender.session, contender.name, None
         try:
             if not session.gone:
@@ -386,7 +390,7 @@ class Etcd(Backend):
         return await in_batches(self._release_together, mine, _BATCH, [False] * len(holds))
 
     async def _release_together(self, batch: Sequence[tuple[int, Contender]], answers: Answers) -> BackendError | None:
-        """Release these, and note the answers; why nobody answered, if so."""
+        """Release these, and write the answers to ``answers``; return the error if etcd failed."""
 
         async def delete(some: Sequence[tuple[int, Contender]]) -> list[bool]:
             return await self._delete([contender for _, contender in some])
@@ -410,7 +414,7 @@ class Etcd(Backend):
         return None
 
     async def _delete(self, contenders: Sequence[Contender]) -> list[bool]:
-        """Delete the keys of holds: whether each was one until now."""
+        """Delete the keys of holds; return for each whether it was still held."""
         sent = Sent()
         removals = [keys.remove(each.key, each.value, each.revision) for each in contenders]
         answer = await self._rpc.call(TXNS, keys.together(removals), sent=sent)
@@ -431,7 +435,7 @@ class Etcd(Backend):
         if not answer.responses[0].kvs:
             self._sessions.leave(contender)
             return False
-        # The session alone keeps the key, should this process end.
+        # If this process ends, only the session keeps the key.
         if session.since + session.ttl < now + seconds and not await self._sessions.confirm(
             session, now, self._rpc.timeout
         ):
@@ -524,11 +528,11 @@ class Etcd(Backend):
 
     def forked(self) -> None:
         parents = self._rpc.channels
-        # First of all: whatever becomes of the parent's connections and sessions, none of them is used here.
+        # First of all: even if what follows fails, the child uses no connection or session of its parent.
         self._connect(parents.again())
         parents.forked()
 
 
 def _refused(error: BackendError) -> bool:
-    """Whether etcd answered that it will not do this."""
+    """Whether etcd answered that it refuses the request."""
     return not isinstance(error, Outage) and not error.ambiguous

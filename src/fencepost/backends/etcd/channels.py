@@ -1,4 +1,4 @@
-"""The connections to an etcd cluster's members, which survive neither silence nor a fork."""
+"""The connections to the members of an etcd cluster. They are closed if a member stays silent, and after a fork."""
 
 import asyncio
 import threading
@@ -28,22 +28,22 @@ class Channels:
         self.hosts = [dial.authority for dial in self._dials]
         self.member = 0
         self.dial = 0
-        """How often we have hung up."""
+        """How often ``hang_up`` has closed all connections."""
         self.closed = False
         self._gate = threading.Lock()
         self._sockets: set[Socket] = set()
-        # For locks that nobody closes: none of these is in use by then.
+        # For locks that the caller never closes: when they are collected, none of these sockets is in use.
         weakref.finalize(self, _close, self._sockets).atexit = False
         self._pools = [Pool(dial, self._sockets) for dial in self._dials]
         self._links: dict[tuple[int, asyncio.AbstractEventLoop], Link] = {}
         self._all_links: set[Link] = set()
-        """Those as well on which the server takes no more calls."""
+        """Also the connections on which the server accepts no more calls."""
         self._openings: dict[tuple[int, asyncio.AbstractEventLoop], asyncio.Task[Link]] = {}
         self._keepers: set[asyncio.Task[None]] = set()
 
     @classmethod
     def to(cls, address: Address) -> "Channels":
-        """Those to the members that a URL names; ConfigError if it cannot be meant."""
+        """The connections to the members that a URL names; ConfigError if the URL is invalid."""
         options = address.options(**TLS, timeout=seconds)
         if not address.hosts or not all(host for host, _ in address.hosts) or address.path.strip("/"):
             raise ConfigError("an etcd URL is etcd://host:2379, or etcd://host1,host2,host3:2379; it has no path")
@@ -56,12 +56,12 @@ class Channels:
     # Blocking
 
     def call(self, member: int, head: bytes, body: bytes, timeout: float) -> bytes:
-        """What a member answers a request; Failure if it does not within so many seconds."""
+        """A member's answer to a request; Failure if it does not answer within ``timeout`` seconds."""
         self._check()
         return self._pools[member].call(head, body, timeout)
 
     def socket(self, member: int) -> Socket:
-        """A connection for the caller alone, who gives it to ``drop`` in the end."""
+        """A connection for this caller alone; the caller must pass it to ``drop`` in the end."""
         self._check()
         made = Socket(self._dials[member], monotonic() + self.timeout)
         self._sockets.add(made)
@@ -86,7 +86,7 @@ class Channels:
         return link if link is not None and link.usable else None
 
     async def ready(self, member: int, timeout: float) -> Link:
-        """The same, connected first where there is none; Failure if that takes longer than so many seconds."""
+        """The connection of the running event loop, opened if need be; Failure if that takes more than ``timeout``."""
         self._check()
         try:
             async with asyncio.timeout(timeout):
@@ -98,7 +98,7 @@ class Channels:
             raise cannot_connect("the connection was closed") from None
 
     def _connecting(self, member: int, timeout: float) -> "asyncio.Task[Link]":
-        """The attempt that is under way, not any caller's to cancel: others wait for the same connection."""
+        """The attempt to connect that is under way. Callers must not cancel it: others wait for the same connection."""
         key = member, asyncio.get_running_loop()
         opening = self._openings.get(key)
         if opening is None or opening.done():
@@ -132,12 +132,12 @@ class Channels:
     # Both
 
     def turn(self, member: int) -> None:
-        """Ask another member from now on, unless somebody turned away from ``member`` already."""
+        """Ask another member from now on, unless another thread or task has turned away from ``member`` already."""
         if member == self.member:
             self.member = (member + 1) % len(self.hosts)
 
     def hang_up(self, dial: int | None = None) -> None:
-        """End every call and stream, unless that was done since ``dial``; the next call connects again."""
+        """End every call and stream; the next call connects again. Do nothing if this was done since ``dial``."""
         with self._gate:
             if dial not in (None, self.dial):
                 return
@@ -150,14 +150,14 @@ class Channels:
             link.close()
 
     def close(self) -> None:
-        """Hang up for good; what is in use ends."""
+        """Close all connections for good; calls that are in flight fail."""
         self.closed = True
         for pool in self._pools:
             pool.end()
         self.hang_up()
 
     async def end(self) -> None:
-        """The same; returns once the connections of the running event loop are closed."""
+        """Close, and return once the connections of the running event loop are closed."""
         loop = asyncio._get_running_loop()
         mine = [task for task in list(self._keepers) if task.get_loop() is loop]
         openings = [task for (_, its), task in list(self._openings.items()) if its is loop]
@@ -168,11 +168,11 @@ class Channels:
             await asyncio.wait([*mine, *openings])
 
     def again(self) -> "Channels":
-        """Others to the same members, without a connection yet."""
-        return Channels(self._dials, self.timeout)  # the files of the URL may be out of reach by now
+        """New channels to the same members, without a connection yet."""
+        return Channels(self._dials, self.timeout)  # not from the URL: its TLS files may be unreadable by now
 
     def forked(self) -> None:
-        """In a forked child: let go of the parent's connections."""
+        """In a forked child: drop the parent's connections."""
         for socket in list(self._sockets):
             socket.forked()
         for link in list(self._all_links):

@@ -6,9 +6,9 @@
         key: Annotated[bytes, 1] = b""
         create_revision: Annotated[int, 2] = 0
 
-A field has its number, its type and its default. A field that has its default is not sent, and one that is not declared
-is skipped, as protobuf has it. A message inside another one that is not there reads as an empty one, which nobody may
-change. Fields that may be None are alternatives: at most one of them is not.
+A field has its number, its type and its default. As in protobuf, a field that has its default is not sent, and one that
+is not declared is skipped. A missing inner message reads as an empty one, which must not be changed. Fields that may be
+None are alternatives: at most one of them is set.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,16 +19,16 @@ M = TypeVar("M", bound="Message")
 
 _NUMBER, _FLAG, _RAW, _TEXT, _PART = range(5)
 UNSIGNED: Final = 5
-"""Beside a field's number: it is never negative."""
+"""Written after a field's number: its value is never negative."""
 ENUM: Final = 6
-"""Beside a field's number: it is one of a few numbers."""
+"""Written after a field's number: its value is an enum."""
 _LIMIT = 1 << 64
 _MASK = _LIMIT - 1
 _BYTE = [bytes([each]) for each in range(128)]
 
 
 class DecodeError(ValueError):
-    """These bytes are no such message."""
+    """The bytes are not a message of the expected type."""
 
 
 class _Short(DecodeError):
@@ -38,7 +38,7 @@ class _Short(DecodeError):
 
 @dataclass_transform(kw_only_default=True, eq_default=False)
 class Message:
-    """What goes over the wire. The defaults are the class's: a message has only what was given to it."""
+    """A protobuf message. The class has the defaults: an instance has only the fields that were given to it."""
 
     def __init__(self, **given: Any) -> None:
         self.__dict__ = given
@@ -52,7 +52,7 @@ class Message:
 
     @classmethod
     def decode(cls: type[M], data: bytes) -> M:
-        """The message in these bytes; DecodeError if there is none."""
+        """The message in these bytes; DecodeError if they are not one."""
         message = cls.__new__(cls)
         try:
             (_readers.get(cls) or _reader(cls))(message, data, 0, len(data))
@@ -62,7 +62,7 @@ class Message:
 
 
 class _Place:
-    """One field: its name, what it is, and its key on the wire."""
+    """One field: its name, its type, and its key on the wire."""
 
     __slots__ = ("choice", "key", "kind", "name", "repeated", "sub")
 
@@ -94,7 +94,7 @@ def _places(kind: type[Message]) -> list[_Place]:
 
 
 def _compile(lines: list[str], names: dict[str, Any]) -> Any:
-    """The function that these lines spell. Written out for each message, it takes a third of the time of a loop."""
+    """The function with this source. Code generated for each message takes a third of the time of a loop."""
     exec("\n".join(lines), names)
     return names["made"]
 
@@ -173,7 +173,7 @@ def _reader(kind: type[Message]) -> _Read:
             names[f"sub{index}"], names[f"read{index}"] = place.sub, _readers.get(place.sub) or _reader(place.sub)
             if place.repeated:
                 lines += [f"   inner = new(sub{index})", f"   {keep}(inner)"]
-            else:  # one that comes in two parts is both together
+            else:  # a message that comes in two parts is merged, as protobuf demands
                 lines += [f"   inner = into.get({name})", f"   if inner is None: inner = {keep}new(sub{index})"]
             lines += [f"   read{index}(inner, data, at, stop)"]
         elif place.kind == ENUM:
@@ -181,7 +181,7 @@ def _reader(kind: type[Message]) -> _Read:
         else:
             lines += [f"   {keep}({'data[at:stop]' if place.kind == _RAW else 'text(data[at:stop])'})"]
         lines += ["   at = stop"]
-        if place.kind == ENUM:  # they may also come one by one
+        if place.kind == ENUM:  # the values may also come one by one, not packed
             lines += [
                 f"  elif key == {place.key & ~7}:",
                 "   value = data[at]",
@@ -189,7 +189,7 @@ def _reader(kind: type[Message]) -> _Read:
                 "   if value > 127: value, at = long(data, at, value)",
                 f"   {keep}(int32(value))",
             ]
-    # Most of what nobody asks for is short and has its size before it.
+    # Most fields that are skipped are short and have their size in front.
     lines += [
         f"  {'elif' if places else 'if'} key & 7 == 2 and 7 < key < 128 and data[at] < 128: at += 1 + data[at]",
         "  else: at = skip(data, at, end, key)",
@@ -252,7 +252,7 @@ def _packed(data: bytes, at: int, stop: int) -> list[int]:
 
 
 def _skip(data: bytes, at: int, end: int, key: int) -> int:
-    """Where a field ends that nobody asks for."""
+    """The position after a field that is not declared."""
     wire = key & 7
     if not 0 < key >> 3 < 1 << 29:
         raise DecodeError("a field has no number")

@@ -9,7 +9,7 @@ from fencepost.backends.etcd.status import Code, Failure, cannot_connect
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.sockets import connect, keep_alive
 
-_SHORTEST = 0.05  # seconds that a try to connect has in any case
+_SHORTEST = 0.05  # seconds that each attempt to connect has, even if less time is left
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Dial:
         return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
     def socket(self, until: float) -> socket.socket:
-        """A connected socket that never blocks; Failure if there is none until then, by ``time.monotonic()``."""
+        """A connected non-blocking socket; Failure if there is none at ``until``, by ``time.monotonic()``."""
         try:
             raw = connect(self.host, self.port, max(until - monotonic(), _SHORTEST))
         except OSError as error:

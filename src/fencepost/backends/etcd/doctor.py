@@ -10,7 +10,7 @@ from fencepost.backends.etcd.status import Failure
 from fencepost.errors import BackendError
 
 WAKES = (3, 4)
-"""From here on, watches have the numbers that their clients choose; see ``watch``."""
+"""From this version of etcd on, clients choose the ids of their watches; see ``watch``."""
 
 
 async def examine(rpc: Rpc) -> list[Finding]:

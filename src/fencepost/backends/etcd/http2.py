@@ -1,17 +1,17 @@
-"""HTTP/2 as a client of gRPC needs it, without any I/O: it is given the bytes that came, and says what to send.
+"""HTTP/2 as a client of gRPC needs it, without any I/O: it is given the bytes received, and returns the bytes to send.
 
 ::
 
     connection = Connection()
     call = connection.start(head, framed(message))
-    ... send connection.take(), and give what comes to connection.receive(); until call.over ...
+    ... until call.over: send connection.take(), and pass the bytes received to connection.receive() ...
     call.result()
 
-Requests have headers that were encoded before (``block``) and use no table. The headers of answers are decoded by
-``hpack``; a server that repeats itself sends one byte for each, and these are decoded once.
+The headers of requests are encoded in advance (``block``) and do not use HPACK's table. The headers of answers are
+decoded by ``hpack``. A server that repeats its headers sends one byte for each field; such a block is decoded once.
 
-A server that breaks the rules ends the connection, whatever stream it did so on: from then on nobody can tell which
-answer belongs to which request. Each call then fails.
+If the server violates the protocol on any stream, the whole connection ends and each call fails: from then on it is not
+certain which answer belongs to which request.
 """
 
 import struct
@@ -41,15 +41,15 @@ _HTTP = {
     **dict.fromkeys((b"429", b"502", b"503", b"504"), Code.UNAVAILABLE),
 }
 
-_FRAME = 16384  # bytes of a frame at most, unless the server takes more; we never do
+_FRAME = 16384  # the most bytes of a frame, unless the server accepts more; we never accept more
 _DEFAULT_WINDOW = 65535
-_STREAM_WINDOW = 1 << 20  # bytes that a server may send on a stream, or on all of them, before we have taken them
+_STREAM_WINDOW = 1 << 20  # bytes that a server may send before we open the window again: on a stream, and (next) on all
 _CONNECTION_WINDOW = 1 << 24
 _MOST_WINDOW = (1 << 31) - 1
 _MOST_NUMBER = 1 << 30
 _MOST_HEADERS = 1 << 16
-_MOST_WORDS = 1000  # characters of what a server said that are repeated
-_REMEMBERED = 1000  # streams that we cancelled, and on which something may still come
+_MOST_WORDS = 1000  # the most characters of a server's message that an error repeats
+_REMEMBERED = 1000  # streams that we cancelled, and on which frames may still arrive
 
 _head = struct.Struct(">BHBBL")
 _unpack = _head.unpack_from
@@ -66,7 +66,7 @@ _GREETING = (
         _SETTINGS,
         0,
         0,
-        # No pushed streams; so many bytes on each stream; and so long a list of headers.
+        # No pushed streams, the window of each stream, and the largest list of headers.
         _setting.pack(2, 0) + _setting.pack(_INITIAL_WINDOW, _STREAM_WINDOW) + _setting.pack(6, _MOST_HEADERS),
     )
     + _frame(_WINDOW, 0, 0, (_CONNECTION_WINDOW - _DEFAULT_WINDOW).to_bytes(4))
@@ -76,7 +76,7 @@ _OUR_PING = b"fencepst"
 
 
 def block(*fields: tuple[bytes, bytes], secret: bool = False) -> bytes:
-    """Header fields as HPACK has them, each in full: they mean the same on every connection."""
+    """Header fields in HPACK, each spelled in full: the bytes mean the same on every connection."""
     kind = b"\x10" if secret else b"\x00"
     return b"".join(kind + _string(name) + _string(value) for name, value in fields)
 
@@ -95,12 +95,12 @@ def _string(text: bytes) -> bytes:
 
 
 def framed(message: bytes) -> bytes:
-    """A message as gRPC puts it on a stream."""
+    """A message with the prefix that gRPC puts before it on a stream."""
     return b"\0" + len(message).to_bytes(4) + message
 
 
 class _Broken(Exception):
-    """The server broke a rule of HTTP/2."""
+    """The server violated HTTP/2."""
 
 
 class Call:
@@ -115,23 +115,23 @@ class Call:
         self._head = head
         self._body = body  # what is still to be sent
         self._ends = ends
-        self._number = 0  # as long as it waits for its turn
+        self._number = 0  # the stream's number; 0 while the call waits for its turn
         self._credit = 0  # bytes that we may send on it
-        self._taken = 0  # bytes that came, and that the server may send again
-        self._heard = False  # the headers of the answer
-        self._buffer: bytearray | None = None  # the beginning of a message
+        self._taken = 0  # bytes received since we last opened the server's window
+        self._heard = False  # whether the headers of the answer have arrived
+        self._buffer: bytearray | None = None  # the beginning of an incomplete message
         self.messages: list[bytes] = []
-        """What came and was not taken yet."""
+        """Messages that have arrived and were not taken yet."""
         self.over = False
         self.failure: Failure | None = None
-        """Why it is over; None if the server said that all is well."""
+        """Why the call failed; None if the server reported success."""
         self.owner: Any = None
-        """Who waits for it."""
+        """The object that waits for the call."""
         self.until = 0.0
         """When its owner stops waiting."""
 
     def result(self) -> bytes:
-        """The one message of the answer, once it is over; else Failure."""
+        """The one message of the answer, once the call is over; Failure if the call failed."""
         if self.failure is not None:
             raise self.failure
         if len(self.messages) != 1:
@@ -140,10 +140,10 @@ class Call:
 
 
 class Connection:
-    """One connection. What is to be sent at once is in ``out``.
+    """One connection. ``out`` has the bytes to be sent at once.
 
-    ``acks``, the answers to pings, may wait for a second. To measure how fast the connection is, servers of gRPC ping
-    after a request, unless such a ping is still unanswered; and each of these would wake us before the answer comes.
+    ``acks``, the answers to pings, may wait for a second. A gRPC server sends a ping after a request to measure the
+    connection's speed, unless its last ping is still unanswered. Each such ping would wake us before the answer comes.
     """
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class Connection:
         self.failure: Failure | None = None
         """Why the connection is of no more use."""
         self.draining = False
-        """The server takes no more calls on it; those under way may end."""
+        """The server accepts no more calls on this connection; calls in flight may still end normally."""
         self.greeted = False
         """Whether the server has sent its settings: it speaks HTTP/2."""
         self.pinged = False
@@ -162,12 +162,12 @@ class Connection:
         self.waiting: deque[Call] = deque()
         """Calls that wait for their turn."""
         self._cancelled: dict[int, None] = {}
-        self._forgotten = 0  # up to this number, streams that we cancelled may be missing there
+        self._forgotten = 0  # cancelled streams up to this number may have been removed from _cancelled
         self._decode = Decoder(_MOST_HEADERS).decode
         self._decoded: dict[bytes, dict[bytes, bytes]] = {}
         self._next = 1
         self._rest = b""
-        self._block: bytearray | None = None  # headers that go on in the next frame
+        self._block: bytearray | None = None  # headers that continue in the next frame
         self._blocked = (0, False)
         self._credit = _DEFAULT_WINDOW
         self._initial = _DEFAULT_WINDOW
@@ -187,7 +187,7 @@ class Connection:
         return not self.calls and not self.waiting
 
     def take(self, *, acks: bool = True) -> bytes:
-        """What is to be sent, with or without the answers to pings."""
+        """Take the bytes to be sent, with or without the answers to pings."""
         out = self.out
         if acks and self.acks:
             out += self.acks
@@ -201,7 +201,7 @@ class Connection:
     def start(self, head: bytes, body: bytes, *, ends: bool = True) -> Call:
         """Begin a call; unless it ``ends`` with this body, more may be sent. Failure if the connection is not usable.
 
-        If the server takes no more calls at a time, it waits for its turn.
+        If the server's limit of concurrent calls is reached, the call waits for its turn.
         """
         if self.failure is not None or self.draining:
             raise Failure(Code.UNAVAILABLE, "the connection was closed", unsent=True)
@@ -239,14 +239,14 @@ class Connection:
         self._push(call)
 
     def send(self, call: Call, body: bytes) -> None:
-        """Send more on a stream; nothing if it is over."""
+        """Send more on a stream; do nothing if it is over."""
         if not call.over:
             call._body += body
             if call._number:
                 self._push(call)
 
     def _push(self, call: Call) -> None:
-        """Send as much of a call's body as the server takes now."""
+        """Send as much of a call's body as the server's windows allow now."""
         body = call._body
         while body:
             size = min(len(body), self._frame, self._credit, call._credit)
@@ -267,7 +267,7 @@ class Connection:
                 self._push(call)
 
     def cancel(self, call: Call, code: Code = Code.CANCELLED, words: str = "cancelled") -> None:
-        """End a call: its answer is not wanted any more."""
+        """End a call whose answer is no longer needed."""
         if call.over:
             return
         if call._number:
@@ -294,7 +294,7 @@ class Connection:
             self._open(self.waiting.popleft())
 
     def _refuse(self) -> None:
-        """Those that wait for their turn are not sent any more."""
+        """Fail the calls that wait for their turn; they are not sent."""
         waiting, self.waiting = self.waiting, deque()
         for call in waiting:
             self._finish(call, Failure(Code.UNAVAILABLE, "the server closes the connection", unsent=True))
@@ -307,7 +307,7 @@ class Connection:
     # Answers
 
     def receive(self, data: bytes) -> list[Call]:
-        """Take what came; the calls that are over now, and those that are not unary and have messages."""
+        """Process bytes received; return the calls that are over now, and the streams that have new messages."""
         self._news = news = list[Call]()
         if self.failure is not None:
             return news
@@ -348,7 +348,7 @@ class Connection:
         return news
 
     def lost(self, why: str) -> list[Call]:
-        """The connection has ended: all calls that are under way fail; which ones."""
+        """Fail all calls in flight, because the connection has ended; return them."""
         self._news = news = list[Call]()
         self._fail(why)
         return news
@@ -370,7 +370,7 @@ class Connection:
     def _end(self, call: Call, failure: Failure | None) -> None:
         """The server ended a stream."""
         if call._body or not call._ends:
-            self._reset(call, _CANCEL)  # it does not read what we would still send
+            self._reset(call, _CANCEL)  # the server would not read the rest of our request
         else:
             del self.calls[call._number]
         if failure is None and call._buffer:
@@ -380,7 +380,7 @@ class Connection:
             self._admit()
 
     def _find(self, number: int) -> Call | None:
-        """The call that a frame belongs to; None if it was cancelled."""
+        """The call that a frame belongs to; None if we cancelled it."""
         call = self.calls.get(number)
         if call is None and number not in self._cancelled and not (number <= self._forgotten and number % 2):
             raise _Broken("an answer came to no request")
@@ -414,7 +414,7 @@ class Connection:
             call._taken = 0
 
     def _split(self, call: Call, data: bytes) -> bool:
-        """Take the whole messages out of what came; whether that ended the call."""
+        """Take the complete messages out of the bytes received; return whether the call failed."""
         if call._buffer is None:
             call._buffer = bytearray()
         buffer, at = call._buffer, 0
@@ -449,7 +449,7 @@ class Connection:
             self._block, self._blocked = bytearray(data[start:stop]), (number, bool(flags & _END_STREAM))
 
     def _on_block(self, encoded: bytes, number: int, ends: bool) -> None:
-        # Also for a call that was cancelled: it may change the table.
+        # Decode it for a cancelled call, too: it may change HPACK's table.
         fields = self._decoded.get(encoded) or self._fields(encoded)
         call = self.calls.get(number) or self._find(number)
         if call is None:
@@ -463,7 +463,7 @@ class Connection:
             return
         status = fields.get(b":status", b"")
         if status[:1] == b"1" and len(status) == 3 and not ends:
-            return  # the headers are still to come
+            return  # an interim answer: the headers follow
         call._heard = True
         failure: Failure | None = None
         if b"grpc-status" in fields and ends:
@@ -489,7 +489,7 @@ class Connection:
             fields = {bytes(name): bytes(value) for name, value in self._decode(encoded, raw=True)}
         except (HPACKError, ValueError, IndexError) as error:
             raise _Broken(f"headers cannot be decoded: {error}") from None
-        if encoded and min(encoded) > 0x80 and max(encoded) < 0xFF:  # each field by its index: nothing was added
+        if encoded and min(encoded) > 0x80 and max(encoded) < 0xFF:  # only indexed fields: the table did not change
             self._decoded[encoded] = fields
         else:
             self._decoded.clear()
@@ -544,7 +544,7 @@ class Connection:
             self._check_opened(number)
 
     def _check_opened(self, number: int) -> None:
-        """That there has been such a stream; a server may say something of one that has just ended."""
+        """Check that we opened this stream at some time; a server may still send frames for one that has just ended."""
         if number >= self._next or number % 2 == 0:
             raise _Broken("an answer came to no request")
 
@@ -608,7 +608,7 @@ def _unpadded(data: bytes, start: int, stop: int) -> tuple[int, int]:
 
 
 def _status(fields: dict[bytes, bytes]) -> Failure | None:
-    """How the server says that a call ended; None if all is well."""
+    """The failure that the server reports at the end of a call; None for success."""
     said = fields.get(b"grpc-status")
     if said == b"0":
         return None

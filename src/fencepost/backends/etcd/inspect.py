@@ -1,4 +1,4 @@
-"""The locks of an etcd cluster as anybody sees them, and their end by force."""
+"""The locks of an etcd cluster as every client sees them, and breaking them by force."""
 
 from fencepost.backend import LOOK, Status
 from fencepost.backends.base import Base
@@ -53,12 +53,12 @@ async def _left(rpc: Rpc, lease: int) -> float:
     answer = await rpc.call(TIME_TO_LIVE, pb.LeaseTimeToLiveRequest(ID=lease))
     if answer.TTL < 0:
         return 0.0
-    # etcd rounds down what is left; it is gone for certain only after the whole second.
+    # etcd rounds the remaining time down. Only after the whole second is the lease certainly gone.
     return min(float(answer.TTL + 1), float(answer.grantedTTL))
 
 
 async def changed(rpc: Rpc, watches: Watches, driver: Driver, name: str, token: int | None) -> None:
-    """Return once the lock may have another holder than who has ``token``."""
+    """Return once the lock may have another holder than the one with ``token``."""
     found = await rpc.call(RANGE, keys.contenders(name))
     start = keys.prefix(name)
     first = next((kv for kv in found.kvs if keys.contends(kv, start)), None)
@@ -87,7 +87,7 @@ async def _all(rpc: Rpc, prefix: str) -> tuple[dict[str, list[keys.KV]], dict[st
     while True:
         page = await rpc.call(RANGE, request)
         for kv in page.kvs:
-            # Other leased keys may be anything; but in the queue of a lock they contend as well.
+            # A leased key that fencepost did not write may be anything; below a lock's name it contends for that lock.
             if kv.lease:
                 by_lock.setdefault(keys.name(kv.key), []).append(kv)
             elif kv.key.endswith(keys.BASE):
@@ -104,7 +104,7 @@ async def _all(rpc: Rpc, prefix: str) -> tuple[dict[str, list[keys.KV]], dict[st
 
 
 async def break_lock(rpc: Rpc, name: str) -> Status | None:
-    """Delete the key of the holder, or those of all sharers; the hold that this ended."""
+    """Delete the key of the holder, or the keys of all sharers; return the hold that this ended."""
     for found in await status(rpc, name, ""):
         ended = False
         base = await _base(rpc, name)

@@ -1,4 +1,4 @@
-"""Keeps the sessions of one connection alive, on one stream and one thread, and cleans up behind them."""
+"""Keeps the sessions of one connection alive, on one stream and one thread, and deletes their stale keys."""
 
 import threading
 from collections import deque
@@ -20,14 +20,14 @@ from fencepost.errors import BackendError
 
 # An idle session is kept for the next lock this long.
 LINGER = 60.0
-# Clean-ups that failed are tried again, and doubtful sessions looked through, this often.
+# Seconds until a failed clean-up is tried again; seconds between two searches for stale keys in a doubtful session.
 _RETRY = 1.0
 _SWEEP = 2.0
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One etcd lease. ``since`` is a local instant from before the last request to keep it that was answered."""
+    """One etcd lease. ``since`` is when the last keep-alive that etcd answered was sent, on the local clock."""
 
     id: int
     asked: int
@@ -54,34 +54,34 @@ class Contender:
     value: bytes
     signal: Signal
     revision: int = 0
-    """At which its key was made."""
+    """The revision at which its key was created."""
     before: tuple[bytes, int] | None = None
-    """The key before it, if joining the queue told it, and the revision to watch that from."""
+    """The key before it, if the answer to joining the queue contained it, and the revision to watch that key from."""
     token: int = 0
-    """What it was granted under."""
+    """The token of its grant; 0 if it has none."""
     deadline: float = inf
-    """When it is to be deleted: where a hold's last renewal ends; never, while somebody waits for it."""
+    """When the keeper deletes the key: for a hold, when its last renewal runs out; for a waiter, never."""
     held: bool = False
     kept: bool = False
-    """Its holder is done, and the lock is to stay taken until the deadline."""
+    """Its holder is done, but the lock must stay taken until the deadline."""
     sent: Sent = field(default_factory=Sent)
 
     @property
     def given_up(self) -> bool:
-        """Whether it is to be deleted although its owner never held the lock: a waiter needs another one."""
+        """Whether the keeper will delete the key of a contender that never held the lock: a waiter must put another."""
         return self.deadline < inf and not self.held
 
 
 def _stuck(session: Session, now: float) -> bool:
     """Whether a key should have been deleted a ttl ago, and was not.
 
-    Its session is then no longer kept alive, even if others hold locks under it. Otherwise the key would stay forever.
+    Its session is then no longer kept alive, even if it has other locks. Otherwise the key would stay forever.
     """
     return any(now >= each.deadline + session.ttl for each in session.contenders.values())
 
 
 def _overdue(session: Session) -> float:
-    """When the first answer that is still to come is late."""
+    """When the oldest keep-alive that was not answered yet counts as overdue."""
     return session.unanswered[0] + max(session.ttl / 4, 0.75)
 
 
@@ -89,22 +89,22 @@ class Keeper:
     """All sessions of one connection, and the keys they carry."""
 
     def __init__(self, back: Rpc, driver: Driver, report: Callable[[str, str], None]) -> None:
-        self._back = back  # for the threads here: they block, whatever the driver
+        self._back = back  # a blocking client for the threads here, also if the driver is asyncio's
         self._driver = driver
         self._report = report
-        # On a thread, whatever the driver: it goes on when an event loop is busy.
+        # On a thread, also if the driver is asyncio's: it goes on while the event loop is busy.
         self._service = Service(Blocking(driver.now), self._keep, "fencepost-etcd-keeper")
         self._gate = self._service.gate
         self._sessions: dict[int, Session] = {}
         self._contenders: dict[str, Contender] = {}
         self._stream: Stream[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse] | None = None
-        self._took = inf  # seconds that the last answer on the stream took; not known before the first
-        self._looks = 0.0  # when the keeper looks around next
+        self._took = inf  # seconds that the last answer on the stream took; inf before the first one
+        self._looks = 0.0  # when the keeper's loop wakes up next
         self._cleaning = False
         self._closed = False
 
     def leave(self, contender: Contender) -> None:
-        """The key is known not to be there, nor to come."""
+        """Forget a key that is certainly not in etcd, and will not arrive there later."""
         session = contender.session
         with self._gate:
             if session.contenders.get(contender.key) is contender:
@@ -116,16 +116,16 @@ class Keeper:
             self._service.wake()
 
     def abandon(self, contender: Contender) -> None:
-        """Nobody waits for this key any more, and nobody can clean up: have the keeper delete it.
+        """Let the keeper delete the key of a waiter that is gone and cannot clean up itself.
 
-        This takes no lock, for the garbage collector may call it anywhere.
+        This takes no lock, because the garbage collector may call it at any point.
         """
         if not contender.revision:
-            contender.session.doubtful = True  # the key may still be on its way
+            contender.session.doubtful = True  # the put may still be in flight
         contender.deadline = self._driver.now()
 
     def lose(self, session: Session, why: str) -> None:
-        """The store has forgotten a session: tell its holders, and have its waiters join again."""
+        """End a session that etcd no longer has: report it to its holders, and let its waiters join again."""
         with self._gate:
             if session.gone:
                 return
@@ -157,19 +157,20 @@ class Keeper:
             self._look_by(session.due)
             return
         self._stream.send(pb.LeaseKeepAliveRequest(ID=session.id))
-        # Only now: each answer counts for the oldest of these, so one that was never sent would make all look late.
+        # Only after sending: each answer counts for the oldest entry, so a request that was never sent would make all
+        # later answers look late.
         session.unanswered.append(now)
         session.due = now + session.ttl / 3
-        self._service.ensure()  # also after it failed
+        self._service.ensure()  # start the thread again if it failed
         self._look_by(_overdue(session))
 
     def _look_by(self, instant: float) -> None:
-        """Have the keeper look around by then: it goes through all keys, so not each time that a lease is renewed."""
+        """Wake the keeper if it would wake up too late. Not at each renewal: it goes through all keys then."""
         if instant < self._looks:
             self._service.wake()
 
     def _connect(self, settled: Callable[[], None] = lambda: None) -> bool:
-        """Open the stream of keep-alives, unless that was done; ``settled`` is called once that is seen to."""
+        """Open the stream of keep-alives if there is none; ``settled`` is called once it is open or has failed."""
         if self._stream is not None or self._closed:
             return False
         try:
@@ -183,13 +184,13 @@ class Keeper:
     ) -> None:
         with self._gate:
             session = self._sessions.get(answer.ID)
-            # What an earlier stream still brings answers a request that is no longer counted.
+            # An answer that an earlier stream still delivers belongs to a request that is no longer counted.
             if stream is not self._stream or session is None or not session.unanswered:
                 return
             sent = session.unanswered.popleft()
             self._took = self._driver.now() - sent
             if answer.TTL > 0:
-                # etcd renews for the whole ttl. Its grpc-proxy may answer with what is left, if it could not renew.
+                # etcd renews for the whole ttl. If its grpc-proxy could not renew, it may answer with the time left.
                 session.since = max(session.since, sent - max(session.ttl - answer.TTL, 0.0))
                 for asker in session.askers:
                     asker.set()
@@ -208,7 +209,7 @@ class Keeper:
         self._service.wake()
 
     async def _keep(self, run: Run) -> None:
-        """Keep sessions alive, notice silence, and hand out what is to be cleaned up; never waits for the store."""
+        """Keep sessions alive, notice silence, and pass clean-ups to another thread; never waits for the store."""
         while True:
             run.nudge.clear()
             with self._gate:
@@ -232,7 +233,8 @@ class Keeper:
                         silent = silent or now >= overdue
                         wake = min(wake, overdue)
                     for contender in session.contenders.values():
-                        # As a hold ends that nobody renewed. If its event loop goes on, the waiter joins again.
+                        # A waiter whose event loop stands still for a ttl loses its key, as a hold does that is not
+                        # renewed. If the event loop goes on, the waiter joins again.
                         if contender.deadline == inf and stood_still(contender.signal, session.ttl):
                             self.abandon(contender)
                     late += [contender for contender in session.contenders.values() if now >= contender.deadline]
@@ -258,14 +260,14 @@ class Keeper:
             await run.nudge.wait(max(0.001, min(wake - self._driver.now(), LINGER)))
 
     def _reopen(self, stream: Stream[pb.LeaseKeepAliveRequest, pb.LeaseKeepAliveResponse] | None) -> None:
-        """Open the stream of keep-alives once more, unless another one is there; the keeper asks again on it."""
+        """Close this stream of keep-alives, unless another one has replaced it; the keeper then opens a new one."""
         if stream is None or stream is not self._stream:
             return
         stream.close()
         self._over(stream, "")
 
     def _restart(self) -> None:
-        """Nobody answers here: hang up, and try the next member."""
+        """Close all connections to a member that does not answer, and try the next member."""
         self._back.channels.turn(self._back.channels.member)
         self._back.channels.hang_up()
         if self._stream is not None:
@@ -287,7 +289,7 @@ class Keeper:
                     whole = False  # etcd refused this one
             if whole:
                 self._service.wake()
-            # Else the keeper comes back to what is left; a session that is not revoked expires.
+            # Otherwise the keeper tries the rest again later; a session that is not revoked expires.
         finally:
             self._cleaning = False
 
@@ -305,10 +307,10 @@ class Keeper:
         if not contender.session.gone:
             finish(self._back.call(TXN, keys.remove(contender.key, contender.value), timeout=2.0))
         self.leave(contender)
-        contender.signal.set()  # a waiter whose event loop goes on after all joins again
+        contender.signal.set()  # the waiter joins again if its event loop goes on
 
     def _sweep(self, session: Session) -> None:
-        """Delete what a put that was thought to have failed left in a session that others still use."""
+        """Delete keys of a doubtful session that have no contender: a put that seemed to fail may have left them."""
         if not session.doubtful or session.gone:
             return
         found = finish(self._back.call(TIME_TO_LIVE, pb.LeaseTimeToLiveRequest(ID=session.id, keys=True), timeout=2.0))

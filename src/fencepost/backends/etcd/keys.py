@@ -1,16 +1,16 @@
-"""The layout of etcd's own Mutex: where a contender's key lies, who contends, and the transactions on it.
+"""The layout of etcd's own Mutex: the keys of contenders, which keys contend, and the transactions on them.
 
-A contender for ``name`` is a key ``name/<lease id in hex>`` that carries that lease; the oldest create
-revision owns the lock and is its token, plus the lock's base. A second contender under the same lease adds its
-holder's id:
-``name/<lease id in hex>-<holder>``. The value is the holder's id, or, as in etcd's own Election, what a
-candidate proposes: its metadata, with its id in the key. A sharer's key ends with ``~`` and how many may
-hold beside each other: it waits for those before it that do not, and if there are that many.
+A contender for ``name`` is a key ``name/<lease id in hex>`` with that lease. The key with the smallest create
+revision holds the lock; that revision plus the lock's base is the token. A second contender under the same lease
+adds its holder's id: ``name/<lease id in hex>-<holder>``. The value is the holder's id; or, as in etcd's own
+Election, what a candidate proposes: its metadata, with its id in the key. A sharer's key ends with ``~`` and the
+number of sharers that may hold at the same time. A sharer waits while there are exclusive contenders before it, or
+that many sharers.
 
-A lock whose tokens were raised has a key ``name~base`` beside these, without a lease; see ``backends.base``.
+A lock whose tokens were raised has another key ``name~base``, without a lease; see ``backends.base``.
 
-To etcd's own clients every key under ``name/`` is a contender; here only the direct children that carry a
-lease are, for ``name/other/<lease>`` belongs to the lock ``name/other``.
+For etcd's own clients every key under ``name/`` is a contender. Here only the direct children with a lease are:
+``name/other/<lease>`` belongs to the lock ``name/other``.
 """
 
 from collections.abc import Sequence
@@ -43,12 +43,12 @@ def contends(kv: KV, start: bytes) -> bool:
 
 
 def native(kv: KV) -> bool:
-    """Whether a key is named after its own lease, as a lock's is; other leased keys may be anything."""
+    """Whether a key is named after its own lease, as a lock's key is; another key with a lease may be anything."""
     return kv.lease != 0 and kv.key.rpartition(b"/")[2].partition(b"-")[0] == b"%x" % kv.lease
 
 
 def holder(kv: KV) -> str:
-    """Who contends under this key; etcd's own clients leave no name, so their lease stands for them."""
+    """The holder id of a contender's key; the lease's id for etcd's own clients, which write no holder id."""
     said = kv.value.decode(errors="replace")
     identity = kv.key.rpartition(b"/")[2].partition(b"-")[2].partition(b"~")[0].decode(errors="replace")
     own = holders.split(said)[0]
@@ -57,11 +57,11 @@ def holder(kv: KV) -> str:
     try:
         return holders.compose(identity or f"{kv.lease:x}", said)
     except ConfigError:
-        return identity or f"{kv.lease:x}"  # somebody proposes more than a holder can carry
+        return identity or f"{kv.lease:x}"  # the proposal is not valid as part of a holder
 
 
 def spell(lock: str, lease: int, holder: str, limit: int | None, *, alone: bool) -> tuple[bytes, bytes]:
-    """The key and the value of a contender; ``alone``: no other one has the lease's own key."""
+    """The key and the value of a contender; ``alone``: no other contender uses the lease's own key."""
     identity, proposal = holders.split(holder)
     key = prefix(lock) + b"%x" % lease
     if proposal or limit or not alone:
@@ -72,7 +72,7 @@ def spell(lock: str, lease: int, holder: str, limit: int | None, *, alone: bool)
 
 
 def limit(kv: KV) -> int | None:
-    """How many may hold beside the sharer whose key this is, with it; None for who holds alone."""
+    """How many sharers the sharer with this key allows, itself included; None for an exclusive contender."""
     return limit_of(kv.key)
 
 
@@ -82,12 +82,12 @@ def limit_of(key: bytes) -> int | None:
 
 
 def base_of(lock: str) -> pb.RangeRequest:
-    """The base of a lock's tokens."""
+    """The request for the base of a lock's tokens."""
     return pb.RangeRequest(key=lock.encode() + BASE)
 
 
 def base(lock: str) -> pb.RequestOp:
-    """The same, as a part of a transaction."""
+    """The request for the base, as a part of a transaction."""
     return pb.RequestOp(request_range=base_of(lock))
 
 
@@ -97,7 +97,7 @@ def read_base(lock: str, kvs: Sequence[KV]) -> Base:
 
 
 def raise_base(base: Base, value: bytes) -> pb.TxnRequest:
-    """Write a base, unless somebody else did meanwhile."""
+    """Write a base, unless another client has changed it in the meantime."""
     key = base.name.encode() + BASE
     unchanged = pb.Compare(target=pb.MOD, key=key, mod_revision=base.since)
     return pb.TxnRequest(compare=[unchanged], success=[put(key, value, 0)])
@@ -117,7 +117,7 @@ def contenders(lock: str, *, keys_only: bool = True) -> pb.RangeRequest:
 
 
 def first(lock: str, *, keys_only: bool = True) -> pb.RequestOp:
-    """The oldest key under a lock's prefix, and how many there are."""
+    """The oldest key under a lock's prefix, and the number of keys there."""
     request = contenders(lock, keys_only=keys_only)
     request.limit = 1
     return pb.RequestOp(request_range=request)
@@ -148,12 +148,12 @@ def put(key: bytes, value: bytes, lease: int) -> pb.RequestOp:
 
 
 def created(key: bytes, revision: int, until: bytes = b"") -> pb.Compare:
-    """True if the key, or every key up to ``until``, was created at ``revision``; 0 means that it is not there."""
+    """True if the key, or every key up to ``until``, was created at ``revision``; 0 stands for a missing key."""
     return pb.Compare(target=pb.CREATE, key=key, create_revision=revision, range_end=until)
 
 
-# What each acquire and release sends is spelled in bytes: to make the messages, and then their bytes, takes five times
-# as long. tests/backends/etcd/test_messages.py holds them to the messages.
+# The requests of each acquire and release are put together as bytes: to make messages and encode them takes five times
+# as long. tests/backends/etcd/test_messages.py checks that both give the same bytes.
 _PUT = pb.RequestOp(request_put=pb.PutRequest())
 _RANGE = pb.RequestOp(request_range=pb.RangeRequest())
 _DELETE = pb.RequestOp(request_delete_range=pb.DeleteRangeRequest())
@@ -163,10 +163,10 @@ _lease = lru_cache(varint)  # one session has many keys
 
 
 def join(lock: str, key: bytes, value: bytes, lease: int) -> pb.Prepared:
-    """Contend, and see who is first. Sent twice, it finds the key it made."""
+    """Put a contender's key, and read which key is first. A retry finds the key that the first attempt put."""
     name, own = lock.encode(), sized(b"\x0a", key)
     put = sized(b"\x12", own + sized(b"\x12", value) + b"\x18" + _lease(lease))
-    # As ``first`` has it, with the range of ``prefix`` and ``end``.
+    # The same request as ``first`` makes, with the range of ``prefix`` and ``end``.
     oldest = sized(b"\x0a", name + b"/") + sized(b"\x12", name + b"0") + b"\x18\x01\x28\x01\x30\x02\x40\x01"
     return pb.Prepared(
         sized(_IF, b"\x10\x01" + sized(b"\x1a", key) + b"\x28\x00")
@@ -181,7 +181,7 @@ def join(lock: str, key: bytes, value: bytes, lease: int) -> pb.Prepared:
 
 
 def release(key: bytes, value: bytes, revision: int) -> pb.Prepared:
-    """Delete a key, if it still has this value, made at this revision."""
+    """Delete a key if it still has this value and was created at this revision."""
     named = sized(b"\x1a", key)
     return pb.Prepared(
         sized(_IF, b"\x10\x03" + named + sized(b"\x3a", value))
@@ -193,7 +193,7 @@ def release(key: bytes, value: bytes, revision: int) -> pb.Prepared:
 
 
 def ask(lock: str, key: bytes, value: bytes, lease: int) -> pb.TxnRequest:
-    """Contend only if nobody else does."""
+    """Put a contender's key only if there is no other key under the lock's prefix."""
     start = prefix(lock)
     return pb.TxnRequest(
         compare=[created(start, 0, end(start))],
@@ -213,7 +213,7 @@ def look_all(lock: str) -> pb.TxnRequest:
 
 
 def remove(key: bytes, value: bytes = b"", revision: int = 0, lock: str = "") -> pb.TxnRequest:
-    """Delete a key, if it still has this value, made at this revision; with a ``lock``, see who is first now."""
+    """Delete a key, if it has this value and create revision, where given; with a ``lock``, read which key is first."""
     compare = [pb.Compare(target=pb.VALUE, key=key, value=value)] if value else []
     if revision:
         compare.append(created(key, revision))
@@ -224,12 +224,12 @@ def remove(key: bytes, value: bytes = b"", revision: int = 0, lock: str = "") ->
 
 
 def together(requests: Sequence[pb.TxnRequest]) -> pb.NestedRequest:
-    """Many transactions as one, each under its own conditions. No two of them may change the same key."""
+    """Many transactions in one, each with its own conditions. No two of them may change the same key."""
     return pb.NestedRequest(success=[pb.InnerRequest(request_txn=each) for each in requests])
 
 
 def present(keys: list[tuple[bytes, int]]) -> pb.TxnRequest:
-    """Count each key, 0 or 1, if it was made at its revision."""
+    """Find each key that exists and was created at its revision."""
     return pb.TxnRequest(
         success=[
             pb.RequestOp(

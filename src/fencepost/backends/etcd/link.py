@@ -1,4 +1,4 @@
-"""One asyncio connection to a member, for the requests of all tasks at a time."""
+"""One asyncio connection to a member, which all tasks share for their concurrent requests."""
 
 import asyncio
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from fencepost.driver.reply import Reply
 from fencepost.driver.sockets import keep_alive
 
 _ACKS = 1.0  # seconds that the answer to a ping may wait
-_GRACE = 1.0  # seconds that requests under way have when their event loop ends
+_GRACE = 1.0  # seconds that in-flight requests have when their event loop ends
 
 
 class Link(asyncio.Protocol):
-    """One connection of an event loop. ``owner`` of each call is brought the call once it is over."""
+    """One connection of an event loop. It passes each call to the call's ``owner`` once the call is over."""
 
     def __init__(self, lost: Callable[["Link"], None]) -> None:
         self._lost = lost
@@ -31,7 +31,7 @@ class Link(asyncio.Protocol):
 
     @classmethod
     async def connect(cls, dial: Dial, timeout: float, lost: Callable[["Link"], None]) -> "Link":
-        """A new connection; Failure if there is none within so many seconds."""
+        """A new connection; Failure if that takes more than ``timeout`` seconds."""
         loop = asyncio.get_running_loop()
         link = cls(lost)
         name = dial.host if dial.tls else None
@@ -57,7 +57,7 @@ class Link(asyncio.Protocol):
     # Requests
 
     def call(self, head: bytes, body: bytes, timeout: float) -> Call:
-        """Send soon: at once on an idle connection, else together with all that is asked in this turn of the loop."""
+        """Send now if the connection is idle; otherwise together with all requests of this turn of the event loop."""
         connection, loop = self._connection, self.loop
         call = connection.start(head, body)
         call.owner = Reply(loop)
@@ -75,7 +75,7 @@ class Link(asyncio.Protocol):
         return call
 
     def cancel(self, call: Call) -> None:
-        """Its answer is not wanted any more."""
+        """Cancel a call whose answer is no longer needed."""
         self._connection.cancel(call)
         self._settle()
 
@@ -86,7 +86,7 @@ class Link(asyncio.Protocol):
             self._transport.write(connection.take(acks=False))
 
     def _check(self) -> None:
-        """One watch for all requests: end those whose time is over."""
+        """Fail the requests whose timeout is over: one timer serves all requests."""
         self._watch = None
         now, connection = self.loop.time(), self._connection
         waiting = [*connection.calls.values(), *connection.waiting]
@@ -101,7 +101,7 @@ class Link(asyncio.Protocol):
         self._settle()
 
     def _settle(self) -> None:
-        """After calls have ended: send what that made, and close a connection that the server takes no calls on."""
+        """After calls have ended: send what is due, and close the connection if the server accepts no more calls."""
         connection = self._connection
         if connection.out and not self._flushing:
             self._flushing = True
@@ -119,12 +119,12 @@ class Link(asyncio.Protocol):
     # What the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # as uvloop's is in all but its class
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, but is no subclass
         keep_alive(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         for call in self._connection.receive(data):
-            call.owner.bring(call)  # its task goes on, and may begin another call
+            call.owner.bring(call)  # the task that waits for it continues, and may begin another call
         connection = self._connection
         if connection.out or connection.acks or not connection.usable:
             self._settle()
@@ -163,11 +163,11 @@ class Link(asyncio.Protocol):
             await self._gone.wait()
 
     async def keep(self) -> None:
-        """Close the connection when its event loop ends, should nobody have done so."""
+        """Close the connection when its event loop ends, if it is still open."""
         try:
             await self.gone()
         except asyncio.CancelledError:
-            # Those who wait are cancelled too: what they clean up goes first.
+            # The tasks that wait for locks are cancelled as well: let them send their clean-ups first.
             until = self.loop.time() + _GRACE
             await asyncio.sleep(0.05)
             while not self._connection.idle and self.loop.time() < until:  # noqa: ASYNC110 - for a moment only
@@ -176,7 +176,7 @@ class Link(asyncio.Protocol):
             await self.gone()
 
     def forked(self) -> None:
-        """In a forked child: let go of it."""
+        """In a forked child: drop the parent's connection."""
         self._lost = _ignore
         if self._transport is not None:
             sever(self._transport.get_extra_info("socket"))

@@ -1,6 +1,6 @@
 """etcd's messages, as far as fencepost sends and reads them; the names and numbers are those of etcd's v3 API.
 
-``tests/backends/etcd/test_messages.py`` holds them to protobuf's own bytes.
+``tests/backends/etcd/test_messages.py`` checks that they have the same bytes as protobuf's own.
 """
 
 from collections.abc import Sequence
@@ -87,7 +87,7 @@ class RequestOp(Message):
 
 
 class ResponseOp(Message):
-    """What an operation is answered: exactly one of these is not None."""
+    """The answer to one operation: exactly one of these is not None."""
 
     response_range: Annotated[FoundRange | None, 1] = None
     response_put: Annotated[PutResponse | None, 2] = None
@@ -100,7 +100,7 @@ class ResponseOp(Message):
 
 
 class Compare(Message):
-    """A condition: what it compares is equal to the one of the last five fields that is not None."""
+    """A condition: the key's ``target`` is equal to the one of the five optional fields that is not None."""
 
     result: Annotated[int, 1, ENUM] = 0
     target: Annotated[int, 2, ENUM] = 0
@@ -120,7 +120,7 @@ class TxnRequest(Message):
 
 
 class Prepared:
-    """A transaction in its bytes; ``compare``, ``success`` and ``failure`` only say of what kind each part is."""
+    """A transaction in encoded form; ``compare``, ``success`` and ``failure`` only show the kind of each part."""
 
     __slots__ = ("_data", "compare", "failure", "success")
 
@@ -142,7 +142,7 @@ class TxnResponse(Message):
     responses: Annotated[Sequence[ResponseOp], 3] = ()
 
 
-# A transaction of transactions, which etcd has as one operation of a transaction more; each has its own conditions.
+# A transaction of transactions: each inner transaction is an operation of the outer one, and has its own conditions.
 
 
 class InnerRequest(Message):

@@ -21,15 +21,15 @@ R = TypeVar("R", bound=Message)
 
 @dataclass(frozen=True)
 class Method(Generic[Q, R]):
-    """One of etcd's methods: its path on the wire, and what it answers."""
+    """One of etcd's methods: its path, and the type of its answer."""
 
     path: str
     answer: type[R]
     fits: Callable[[Any, R], bool]
-    """Whether this may be the answer to the request: a message of any kind, even an empty one, can be read as one."""
+    """Whether this can be the answer to the request: another message, even an empty one, also decodes without error."""
 
     def read(self, request: Any, data: bytes) -> R:
-        """The answer to the request; Failure if it is none, and nobody knows whether that was carried out."""
+        """The answer to the request; Failure if it is none: then it is unknown whether the request was executed."""
         try:
             answer = self.answer.decode(data)
             if self.fits(request, answer):
@@ -101,11 +101,11 @@ STATUS = Method[pb.StatusRequest, pb.StatusResponse](
 
 
 class Outage(BackendError):
-    """Nobody answered in time; another try may do better."""
+    """etcd did not answer in time, or could not; a retry may succeed."""
 
 
 class LoginRefused(Outage):
-    """There are no credentials, or etcd rejects them; those that ``credentials=`` returns later may do better."""
+    """There are no credentials, or etcd rejects them; ``credentials=`` may return valid ones later."""
 
 
 class LeaseGone(BackendError):
@@ -113,15 +113,15 @@ class LeaseGone(BackendError):
 
 
 class Sent:
-    """What may still become of a request that must not take effect unnoticed."""
+    """Whether a request may still take effect. For requests that must not take effect unnoticed."""
 
     __slots__ = ("doubtful", "pending")
 
     def __init__(self) -> None:
         self.doubtful = False
-        """Some try of it failed, and may have reached the store, or may reach it yet."""
+        """An attempt failed, and its request may have reached the store, or may reach it later."""
         self.pending: Call | None = None
-        """The try that was under way when its caller was cancelled: it goes on."""
+        """The attempt that was in flight when its caller was cancelled: it goes on."""
 
 
 class Fault(NamedTuple):
@@ -129,12 +129,12 @@ class Fault(NamedTuple):
 
     passing: bool
     ambiguous: bool
-    """What was asked may be done, now or later."""
+    """The request may have been executed, or may be executed later."""
     login: bool
     silent: bool
     words: str
     done: bool = False
-    """What was asked may be done already, and will not be done later."""
+    """The request may have been executed, but will not be executed later."""
 
     @classmethod
     def of(cls, error: Failure) -> "Fault":
@@ -144,11 +144,11 @@ class Fault(NamedTuple):
         asked = ("auth token", "auth store is old", "user name is empty")
         login = code is Code.UNAUTHENTICATED or any(sign in low for sign in asked)
         if code in (Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED):
-            # A proxy of etcd's says that it cannot connect, or that it was refused, in these words.
+            # etcd's grpc-proxy reports in these words that it could not connect, or was refused.
             unsent = ("failed to connect", "refused", "no leader", "name resolution", "dns", "too many requests")
             sent = not error.unsent and not any(sign in low for sign in unsent)
             full = code is Code.RESOURCE_EXHAUSTED and sent
-            # The request that exceeds the quota is carried out, and refused.
+            # The request with which the store exceeds its quota is executed, although etcd answers with this error.
             done = full and "space exceeded" in low
             return cls(not full, sent and not full, login, False, f"{words or code.name}", done)
         lost = (Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.UNKNOWN)

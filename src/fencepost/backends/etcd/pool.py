@@ -15,14 +15,14 @@ from fencepost.driver import interrupts
 from fencepost.driver.interrupts import interruptible
 from fencepost.driver.sockets import READABLE, WRITABLE, poller
 
-_MOST = 32  # sockets of a pool: more threads than that take turns
+_MOST = 32  # the most sockets of a pool; more threads than that take turns
 _CHUNK = 1 << 16
 ACKS = 1.0  # seconds that the answer to a ping may wait
 _CLOSED = "the server closed the connection"
 
 
 class Socket:
-    """One connection over a socket that never blocks: what waits does so in ``poll``, for as long as it may."""
+    """One connection over a non-blocking socket: a thread waits in ``poll``, with a timeout."""
 
     __slots__ = ("_acked", "_readable", "_recv", "_secure", "_send", "_writable", "connection", "raw")
 
@@ -43,10 +43,10 @@ class Socket:
             raise
 
     def call(self, head: bytes, body: bytes, until: float) -> bytes:
-        """The answer to a request; Failure if there is none until then, by ``time.monotonic()``."""
+        """The answer to a request; Failure if it has not arrived at ``until``, by ``time.monotonic()``."""
         connection = self.connection
         call = connection.start(head, body)
-        wait = not self._secure  # what TLS has decrypted already, no poll() shows
+        wait = not self._secure  # poll() does not show bytes that TLS has decrypted already
         while not call.over:
             if connection.out:
                 self.flush(until)
@@ -57,16 +57,16 @@ class Socket:
         return call.result()
 
     def drain(self) -> None:
-        """Take all that came."""
+        """Read all bytes that have arrived."""
         while self.read() and self._secure and self.connection.usable:
             pass
 
     def wait(self, seconds: float) -> bool:
-        """Whether something came, or the connection has ended, within so many seconds."""
+        """Wait at most ``seconds``; return whether bytes have arrived or the connection has ended."""
         return bool(interruptible(self._readable.poll, max(0.0, seconds) * 1000))
 
     def read(self) -> bool:
-        """Take what came, if something did; the end of the connection is something, too."""
+        """Read the bytes that have arrived; return whether there were any, or the connection has ended."""
         try:
             data = self._recv(_CHUNK)
         except (BlockingIOError, ssl.SSLWantReadError):
@@ -84,7 +84,7 @@ class Socket:
         return True
 
     def flush(self, until: float) -> None:
-        """Send what is to be sent; Failure if the server does not take it until then."""
+        """Send what is due; Failure if the server has not accepted it at ``until``."""
         now = monotonic()
         if acks := now - self._acked > ACKS:
             self._acked = now
@@ -104,7 +104,7 @@ class Socket:
                 raise deadline_exceeded()
 
     def fresh(self) -> bool:
-        """Whether an idle connection can be used again; takes what the server has said meanwhile."""
+        """Whether an idle connection can be used again; reads what the server has sent in the meantime."""
         while self._secure or self.wait(0):
             if not self.read():
                 break
@@ -113,27 +113,27 @@ class Socket:
         return self.connection.usable
 
     def shut(self) -> None:
-        """End the connection, from any thread; the one that uses it closes it."""
+        """Shut the connection down, from any thread; the thread that uses it closes it."""
         try:
             if isinstance(self.raw, _socket.socket):
-                _socket.socket.shutdown(self.raw, socket.SHUT_RDWR)  # TLS would forget that it is TLS
+                _socket.socket.shutdown(self.raw, socket.SHUT_RDWR)  # SSLSocket's own would make it a plain socket
             else:  # gevent's or eventlet's
                 self.raw.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it is closed already
 
     def forked(self) -> None:
-        """In a forked child: let go of it."""
+        """In a forked child: drop the parent's connection."""
         sever(self.raw)
 
 
 class Pool:
-    """Blocking connections to one member, shared by all threads; each opened when no other is free."""
+    """Blocking connections to one member, shared by all threads; a new one is opened when none is idle."""
 
     def __init__(self, dial: Dial, sockets: set[Socket]) -> None:
         self._dial = dial
         self._sockets = sockets
-        """All that are open, here and elsewhere: a forked child lets go of them."""
+        """All open sockets, also those outside this pool: a forked child drops them."""
         self._idle: deque[Socket] = deque()
         self._room = threading.Condition()
         self._opened = 0
@@ -141,14 +141,14 @@ class Pool:
         self._ended = False
 
     def call(self, head: bytes, body: bytes, timeout: float) -> bytes:
-        """The answer to a request; Failure if there is none within so many seconds."""
+        """The answer to a request; Failure if it takes more than ``timeout`` seconds."""
         until = monotonic() + timeout
         connection = self._spare() or self._open(until)
         try:
             answer = connection.call(head, body, until)
             self._back(connection)
         except BaseException as error:
-            # A connection on which everything was answered is as good as before, whatever the answer was.
+            # If all requests on a connection were answered, it can be used again, even if the answer was an error.
             protocol = connection.connection
             if isinstance(error, Failure) and protocol.usable and protocol.idle:
                 self._back(connection)
@@ -166,7 +166,7 @@ class Pool:
             try:
                 if connection.fresh():
                     return connection
-            except BaseException:  # for example, out of memory: it would count as open from now on
+            except BaseException:  # such as MemoryError: the connection would count as open forever
                 self._drop(connection)
                 raise
             self._drop(connection)
@@ -177,7 +177,7 @@ class Pool:
             while self._opened >= _MOST:
                 self._queued += 1
                 try:
-                    self._room.wait(0.05)  # who gave one back just now may not have seen us
+                    self._room.wait(0.05)  # a thread that gave one back just now may not have noticed that we wait
                 finally:
                     self._queued -= 1
                 if (connection := self._spare()) is not None:
@@ -200,7 +200,7 @@ class Pool:
             raise
 
     def _back(self, connection: Socket) -> None:
-        """Take back a connection on which everything was answered."""
+        """Take back a connection on which all requests were answered."""
         self._idle.append(connection)
         if self._queued:
             with self._room:
@@ -224,6 +224,6 @@ class Pool:
                 return
 
     def end(self) -> None:
-        """Drop those in use as well, as soon as they are given back."""
+        """Drop every idle connection, and those in use as soon as they are given back."""
         self._ended = True
         self.close()

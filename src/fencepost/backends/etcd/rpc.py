@@ -1,4 +1,4 @@
-"""Calls to an etcd cluster, to whichever member answers."""
+"""Calls to an etcd cluster: if a member does not answer, the next one is asked."""
 
 import asyncio
 import threading
@@ -17,19 +17,19 @@ from fencepost.driver.backoff import Backoff
 from fencepost.driver.scope import patience
 from fencepost.errors import BackendError
 
-# A call that had this long and got no answer speaks against its connection, not only against the server.
+# If a call got no answer within this many seconds, the connection may be dead, not only the server slow.
 _SILENCE = 1.0
 _ALWAYS = (
     (b"te", b"trailers"),
     (b"content-type", b"application/grpc"),
     (b"user-agent", b"fencepost"),
-    # A member cut off from the leader says so at once, instead of staying silent.
+    # With this header, a member that is cut off from the leader answers so at once, instead of staying silent.
     (b"hasleader", b"true"),
 )
 
 
 class _Notice:
-    """Stands in for who waited for a call: sets a signal once the call is over."""
+    """Replaces the owner of a call whose caller was cancelled: sets a signal once the call is over."""
 
     def __init__(self, signal: Any) -> None:
         self._signal = signal
@@ -42,7 +42,7 @@ class _Notice:
 
 
 class _Entering:
-    """A login that is under way at a member: others wait for it. A server takes its time over each."""
+    """A login in progress at a member. Others wait for it, because each login costs the server much time."""
 
     def __init__(self, member: int, signal: Signal) -> None:
         self.member = member
@@ -51,7 +51,7 @@ class _Entering:
 
 
 class Rpc:
-    """Single requests, blocking or awaited as the driver has it. ``twin`` shares the connections."""
+    """Single requests, blocking or awaited, depending on the driver. ``twin`` shares the connections."""
 
     def __init__(self, address: Address, driver: Driver, channels: Channels | None = None) -> None:
         self.channels = channels or Channels.to(address)
@@ -61,9 +61,9 @@ class Rpc:
         self._blocking = driver.blocking
         self._login: str | None = None
         self._named = address.user is not None or address.login is not None
-        """Whether there is somebody to log in as."""
+        """Whether there are credentials to log in with."""
         self._anonymous = not self._named
-        self._logins = 0  # how often we forgot one
+        self._logins = 0  # how often ``forget_login`` was called
         self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._entering: _Entering | None = None
         self._heads: dict[tuple[str, int], bytes] = {}
@@ -76,13 +76,13 @@ class Rpc:
     ) -> R:
         """Ask until a member answers. Raises Outage, LeaseGone or BackendError.
 
-        What is sent may arrive twice; ``sent`` says whether it may do so later.
+        A request may arrive twice. ``sent`` is marked as doubtful if it may still arrive after this has ended.
         """
         channels = self.channels
         limit = patience(self.timeout if timeout is None else timeout)
         until = self._driver.now() + limit
         each = self._share(limit)
-        pauses: Backoff | None = None  # made once it is needed, which is seldom
+        pauses: Backoff | None = None  # made only when it is needed, which is seldom
         logins, ambiguous, said = 0, False, ""
         while True:
             member, dial, known = channels.member, channels.dial, self._logins
@@ -94,10 +94,10 @@ class Rpc:
                 return await self._send(method, request, member, left, sent)
             except Failure as error:
                 fault = Fault.of(error)
-                if not said or not fault.silent or left > each * 0.9:  # else it had no time, and says no more than that
+                if not said or not fault.silent or left > each * 0.9:  # else it had too little time: keep what was said
                     said = f"etcd at {channels.hosts[member]}: {fault.words}"
                 if fault.silent and left >= _SILENCE:
-                    channels.hang_up(dial)  # the connection may be dead, and nobody has told us
+                    channels.hang_up(dial)  # the connection may be dead without an error
                 if fault.ambiguous:
                     ambiguous = True
                     if sent is not None:
@@ -109,7 +109,7 @@ class Rpc:
                     sent.doubtful = True
                 raise
             if fault.login and self._named and logins < 2:
-                if known == self._logins:  # else somebody has forgotten the login of this try already
+                if known == self._logins:  # else another thread or task has dropped the login of this attempt already
                     self.forget_login()
                 logins += 1
                 said = ""
@@ -132,14 +132,14 @@ class Rpc:
         return await self._send(method, request, member, timeout)
 
     async def settled(self, sent: Sent) -> None:
-        """Return once it is known what became of the try whose caller was cancelled."""
+        """Return once the attempt whose caller was cancelled is over; mark it as doubtful if its outcome is unknown."""
         call = sent.pending
         if call is None:
             return
         arrived = self._driver.signal()
         call.owner = _Notice(arrived)
         if not call.over:
-            # Its event loop may have ended before its time was over.
+            # With a limit: the event loop of the call may have ended before the call's timeout.
             await arrived.wait(self.timeout + _SILENCE)
         if not call.over or (call.failure is not None and Fault.of(call.failure).ambiguous):
             sent.doubtful = True
@@ -166,7 +166,7 @@ class Rpc:
         return method.read(request, call.result())
 
     async def _enter(self, member: int, timeout: float) -> None:
-        """Log in within so many seconds, or wait until another thread or task has done so."""
+        """Log in within ``timeout`` seconds, or wait until another thread or task has done so."""
         until = self._driver.now() + timeout
         while self._login is None and not self._anonymous:
             with self._gate:
@@ -175,14 +175,14 @@ class Rpc:
                 if entering is None or mine:
                     entering = self._entering = _Entering(member, self._driver.signal())
             if not mine:
-                # Not only for ``timeout``: it may wait for the credentials, which says nothing about the member.
+                # Wait longer than ``timeout``: the login may wait for the credentials, which is not the member's fault.
                 if not await entering.signal.wait(patience(self.timeout)):
                     raise deadline_exceeded()
                 left = until - self._driver.now()
                 if isinstance(entering.error, Failure):
                     if Fault.of(entering.error).silent and left > 0:
                         timeout = left
-                        continue  # it had less time than there is here
+                        continue  # that login had less time than this one still has
                     raise entering.error.again()
                 if entering.error is not None:
                     raise entering.error
@@ -213,11 +213,11 @@ class Rpc:
                 hint = "etcd rejected the credentials; check user and password in "
                 if self._address.login is None:
                     raise BackendError(f"{hint}the URL", backend="etcd", ambiguous=False) from None
-                # A waiter outlives the moment in which a password is replaced.
+                # Not a final error: a waiter tries again, since the password may just have been replaced.
                 raise LoginRefused(
                     f"{hint}what credentials= returned for {user!r}", backend="etcd", ambiguous=False
                 ) from None
-            # What the login was for has not been sent.
+            # The request that needed the login was not sent.
             raise Failure(error.code, words, unsent=True) from error
 
     async def _credentials(self) -> tuple[str, str]:
@@ -234,7 +234,7 @@ class Rpc:
         return user, found.password
 
     def forget_login(self) -> None:
-        """Log in again before the next request, if there is somebody to log in as."""
+        """Log in again before the next request, if there are credentials."""
         self._logins += 1
         self._login, self._anonymous = None, not self._named
         self._heads.clear()
@@ -258,7 +258,7 @@ class Rpc:
         return found
 
     def stream(self, method: Method[Q, R], member: int) -> tuple[Socket, Call]:
-        """Open a two-way stream on a connection of its own, which the caller gives to ``channels.drop`` in the end."""
+        """Open a two-way stream on its own connection; the caller must pass that to ``channels.drop`` in the end."""
         if not self._anonymous and self._login is None:
             run(self._enter(member, self._share(self.timeout)))
         socket = self.channels.socket(member)
@@ -270,6 +270,6 @@ def _ascii(host: str) -> bytes:
 
 
 def _deadline(timeout: float) -> bytes:
-    """The header that tells the server how long its client waits."""
+    """The header that tells the server how long the client waits."""
     ms = b"%dm" % min(max(int(timeout * 1000), 1), 99_999_999)
     return b"\x00\x0cgrpc-timeout%c%b" % (len(ms), ms)

@@ -1,13 +1,13 @@
-"""Sessions: the etcd leases that carry this process's keys, kept alive on one stream by one thread.
+"""Sessions: the etcd leases of this process's keys, kept alive on one stream by one thread.
 
-All contenders with one ttl share a session, so that taking a lock costs no lease of its own. What one
-lease per lock would give for nothing is done here instead:
+All contenders with the same ttl share a session, so that not every lock needs a lease of its own. With a
+lease per lock, etcd itself would do what this module does instead:
 
-- A hold that nobody renewed ends at its own ttl although its session lives on: its key is deleted then.
+- A hold that was not renewed ends at its own ttl, although its session lives on: the keeper deletes its key.
   If this process cannot do that, it does not keep the session alive either, and the session expires.
-- A put that failed without an answer may still reach the store, at any time later. Its session takes in
-  nobody any more; stray keys of it are deleted, and it is revoked as soon as it carries nothing else. No
-  put can come back to life under a revoked lease.
+- A put that got no answer may still reach the store, at any later time. Its session accepts no more
+  contenders. Stray keys of the session are deleted, and the session is revoked as soon as it has no other
+  keys. A put cannot take effect under a revoked lease.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from fencepost.driver import Driver, Signal
 from fencepost.driver.scope import patience
 from fencepost.errors import BackendError
 
-_PROMPT = 0.45  # seconds in which an asker expects an answer at the soonest, if the last one came so soon
+_PROMPT = 0.45  # after this many seconds, or more, ``confirm`` replaces a stream whose last answer came faster
 _CONNECT = 1.0  # seconds that the first session waits for the connection that keeps it alive
 
 
@@ -34,12 +34,12 @@ class _Opening:
 
     @property
     def slow(self) -> bool:
-        """Whether nobody answered in time: one who has more time may try again."""
+        """Whether etcd did not answer in time: a caller that has more time may try again."""
         return isinstance(self.error, Outage) and not isinstance(self.error, LoginRefused)
 
 
 class Sessions(Keeper):
-    """The sessions, as who takes and keeps locks sees them."""
+    """The sessions: the methods for taking, renewing and releasing locks."""
 
     def __init__(self, rpc: Rpc, back: Rpc, driver: Driver, report: Callable[[str, str], None]) -> None:
         super().__init__(back, driver, report)
@@ -50,7 +50,7 @@ class Sessions(Keeper):
         return self._contenders.get(holder)
 
     async def register(self, name: str, holder: str, ttl: float, limit: int | None = None) -> Contender:
-        """A key to put for ``holder``, under a session of at least ``ttl``; opens one if need be."""
+        """A new contender for ``holder``, under a session of at least ``ttl``; opens a session if need be."""
         asked = ceil(ttl)
         until = self._driver.now() + patience(self._rpc.timeout)
         while True:
@@ -73,7 +73,7 @@ class Sessions(Keeper):
             elif not await opening.signal.wait(patience(2 * self._rpc.timeout)):
                 if not patience(inf):
                     raise Outage("etcd opened no session in time", backend="etcd", ambiguous=False)
-                self._opened(asked, opening)  # the event loop of who opens it was stopped
+                self._opened(asked, opening)  # the event loop of the task that opens it was stopped
                 until = self._driver.now() + patience(self._rpc.timeout)
             elif opening.error is not None and not (opening.slow and self._driver.now() < until):
                 raise opening.error
@@ -90,7 +90,7 @@ class Sessions(Keeper):
                 self._look_by(session.due)
                 opens = self._connect(settled.set)
             if opens:
-                # Or a process that runs out of descriptors now would grant what it cannot keep alive.
+                # Otherwise a process that is out of descriptors would return a lease that it cannot keep alive.
                 await settled.wait(_CONNECT)
         except BackendError as error:
             opening.error = error
@@ -109,14 +109,14 @@ class Sessions(Keeper):
         return contender
 
     def distrust(self, session: Session) -> None:
-        """Something that was put under it, and given up, may still take effect: nobody may use it any more."""
+        """Let no new contender use a session: a put that was given up may still take effect under it."""
         session.doubtful = True
         self._service.wake()
 
     def hold(self, contender: Contender, since: float) -> bool:
-        """The key's owner holds the lock until a ttl after ``since``, then the key is to go; False if it is going."""
+        """Note that the contender holds until a ttl after ``since``, when its key is deleted; False if too late."""
         with self._gate:
-            # Also one that its holder is done with, whose last hold is over, or whose deletion is under way.
+            # Too late: its holder is done with it, or its last hold is over, or its key is being deleted.
             if contender.kept or self._driver.now() >= contender.deadline:
                 return False
             contender.held = True
@@ -124,7 +124,7 @@ class Sessions(Keeper):
             return True
 
     def keep(self, contender: Contender, until: float) -> bool:
-        """Delete the key at that instant, and not before, also if this is closed; False if its session is gone."""
+        """Delete the key at ``until``, and not before, even if this is closed; False if its session is gone."""
         with self._gate:
             if contender.session.gone:
                 return False
@@ -133,13 +133,13 @@ class Sessions(Keeper):
         return True
 
     def doom(self, contender: Contender) -> None:
-        """Delete the key as soon as that can be done."""
-        with self._gate:  # no renewal that ends just now may take it back
+        """Let the keeper delete the key as soon as possible."""
+        with self._gate:  # so that a renewal that ends at the same time does not undo this
             contender.deadline = self._driver.now()
         self._service.wake()
 
     async def confirm(self, session: Session, after: float, timeout: float) -> bool:
-        """Whether the store kept the session alive at some time since ``after``; Outage if it does not say."""
+        """Whether the store kept the session alive at some time since ``after``; Outage if it does not answer."""
         until = self._driver.now() + timeout
         prompt = max(timeout * 0.3, _PROMPT)
         signal = self._driver.signal()
@@ -156,7 +156,7 @@ class Sessions(Keeper):
                 signal.clear()
                 if session.gone or session.since >= after:
                     continue
-                # grpc-proxy answers the first request of a stream at once, and later ones when it renews by itself.
+                # grpc-proxy answers the first request of a stream at once, but a later one only at its own renewal.
                 early = left - timeout + prompt
                 if early <= 0 and self._took < prompt < timeout / 2:
                     with self._gate:
@@ -169,7 +169,7 @@ class Sessions(Keeper):
                     session.askers.remove(signal)
 
     async def revoke(self, session: Session) -> None:
-        """End a session; nothing that was put under it, or still will be, survives this."""
+        """End a session: etcd deletes its keys, and no put that arrives later can take effect under it."""
         with self._gate:
             session.gone = session.gone or "it was let go"
             self._sessions.pop(session.id, None)
@@ -183,7 +183,7 @@ class Sessions(Keeper):
             self._ping(session)
 
     def freshen(self, session: Session) -> None:
-        """Have a fresh confirmation on its way, so that a hold granted next has most of its ttl before it."""
+        """Ask etcd to keep the session alive, so that a hold granted next has most of its ttl left."""
         with self._gate:
             self._freshen(session)
 
@@ -192,7 +192,7 @@ class Sessions(Keeper):
             self._ping(session)
 
     async def close(self) -> None:
-        """Give all sessions back, but those of locks that are to stay taken: they expire."""
+        """Revoke all sessions except those of locks that must stay taken, which expire."""
         with self._gate:
             self._closed = True
             kept = {each.session.id for each in self._contenders.values() if each.kept}

@@ -1,4 +1,4 @@
-"""How a call of gRPC ends."""
+"""How a gRPC call ends."""
 
 from enum import IntEnum
 
@@ -26,17 +26,17 @@ class Code(IntEnum):
 
 
 class Failure(Exception):
-    """A call failed: the server said so, or no answer can come any more."""
+    """A call failed: the server reported it, or no answer can arrive any more."""
 
     def __init__(self, code: Code, words: str, *, unsent: bool = False) -> None:
         super().__init__(code, words)
         self.code = code
         self.words = words
         self.unsent = unsent
-        """Whether the server surely did not, and will not, do what was asked."""
+        """Whether the server certainly did not execute the request, and will not."""
 
     def again(self) -> "Failure":
-        """The same for somebody else: what raises an error adds to its traceback."""
+        """A copy for another caller: raising the same object again would add to its traceback."""
         return Failure(self.code, self.words, unsent=self.unsent)
 
 

@@ -1,4 +1,4 @@
-"""A two-way stream to etcd, which a thread of its own reads."""
+"""A two-way stream to etcd, read by its own thread."""
 
 import threading
 from collections import deque
@@ -13,7 +13,8 @@ from fencepost.backends.etcd.rpc import Rpc
 from fencepost.backends.etcd.status import Failure, deadline_exceeded
 from fencepost.errors import BackendError
 
-# A member that fell silent is given up after this; etcd takes offence at more than one ping in 5 s.
+# Seconds of silence until we ping a member, and then until we give it up. etcd closes the connection of a client that
+# pings more often than every 5 s.
 _SILENCE = 10.0
 _ANSWER = 3.0
 # Seconds that a sender waits for a server that reads nothing.
@@ -21,9 +22,9 @@ _ROOM = 2.0
 
 
 class Stream(Generic[Q, R]):
-    """A two-way stream, read by a thread of its own; ``over`` is called there, however it ends.
+    """A two-way stream, read by its own thread, which calls ``over`` when the stream ends for any reason.
 
-    ``settled`` is called once it has a connection, and in any case before ``over``.
+    ``settled`` is called once the stream has a connection, and in any case before ``over``.
     """
 
     def __init__(
@@ -39,11 +40,11 @@ class Stream(Generic[Q, R]):
         self._heard = heard
         self._over = over
         self._settled = settled
-        self._gate = threading.Lock()  # one thread at a time is in the protocol and at the socket
+        self._gate = threading.Lock()  # one thread at a time uses the protocol and the socket
         self._opened: tuple[Socket, Call] | None = None
         self._closed = False
         self.heard = False
-        """Whether anything came on it: the server has such streams, and it can be reached."""
+        """Whether a message has arrived: the server can be reached, and supports such streams."""
         self._requests: deque[bytes] = deque()
         threading.Thread(target=self._read, name="fencepost-etcd", daemon=True).start()
 
@@ -58,7 +59,8 @@ class Stream(Generic[Q, R]):
             opened[0].shut()
 
     def _flush(self) -> None:
-        # If another thread is inside, or this one is and the garbage collector runs here, that one sends it.
+        # If the gate is taken, its owner sends the request: another thread, or this one, interrupted by the garbage
+        # collector.
         while self._requests and (opened := self._opened) is not None and self._gate.acquire(False):
             socket, call = opened
             try:
@@ -68,7 +70,7 @@ class Stream(Generic[Q, R]):
                 if call.over:
                     return
             except Failure:
-                socket.shut()  # the server does not read; what was taken out is lost
+                socket.shut()  # the server does not read; the requests that were taken out are lost
                 return
             except BaseException:
                 socket.shut()
@@ -102,7 +104,7 @@ class Stream(Generic[Q, R]):
         finally:
             self._opened = None
             if socket is not None:
-                with self._gate:  # a sender may be at it
+                with self._gate:  # a sender may be using the socket
                     self._rpc.channels.drop(socket)
             self._settled()
             self._over(self, why)
@@ -118,7 +120,7 @@ class Stream(Generic[Q, R]):
                 if came:
                     socket.drain()
                 elif connection.acks:
-                    pass  # they are sent below
+                    pass  # the answers to pings are sent below
                 elif connection.pinged:
                     raise deadline_exceeded()
                 else:

@@ -1,4 +1,4 @@
-"""Wakes each waiter when the key before its own is gone: one stream for all, one watch for each."""
+"""Wakes each waiter when the key before its own is deleted: one watch per waiter, all on one stream."""
 
 import threading
 from itertools import count
@@ -23,7 +23,7 @@ class Watch:
         self.signal = signal
         self.prompt = prompt
         self.over = False
-        """Its last event came, or none will come."""
+        """Its last event has arrived, or none will arrive."""
         self.refused = ""
 
 
@@ -47,13 +47,13 @@ class Watches:
         puts: bool = False,
         prompt: bool = False,
     ) -> Watch:
-        """Set ``signal`` once the key is deleted at ``revision`` or later, or that can no longer be told.
+        """Set ``signal`` once the key is deleted at ``revision`` or later, or once the watch can no longer tell.
 
-        With ``until``, any key from the one up to the other; with ``puts``, once it is put.
+        With ``until``, watch all keys from ``key`` up to ``until``. With ``puts``, watch for puts, not deletions.
 
-        A watch that begins in the past hears of everything, but late: etcd catches up such watches every 100 ms. With
-        ``prompt`` it begins when etcd makes it. If the store was at ``revision`` or later then, ``signal`` is set as
-        well, so that the caller looks for itself, once; the watch goes on.
+        A watch that begins at a past revision misses nothing, but is late: etcd serves such watches every 100 ms. With
+        ``prompt`` the watch begins when etcd creates it. If the store was at ``revision`` or later by then, ``signal``
+        is set as well, so that the caller looks once for itself; the watch goes on.
         """
         ignored = pb.NODELETE if puts else pb.NOPUT
         start = 0 if prompt else revision
@@ -80,7 +80,7 @@ class Watches:
                 self._stream.send(pb.WatchRequest(cancel_request=cancel))
 
     def restart(self) -> None:
-        """Give up a stream that has fallen silent, and wake everybody."""
+        """Close the stream, which wakes all waiters; the next watch opens another one."""
         with self._gate:
             stream = self._stream
         if stream is not None:
@@ -89,8 +89,8 @@ class Watches:
     close = restart
 
     def _heard(self, stream: Stream[pb.WatchRequest, pb.WatchResponse], answer: pb.WatchResponse) -> None:
-        # etcd before 3.4 and etcd's grpc-proxy ignore our numbers and count from 0 on each stream: their events would
-        # wake nobody, or the wrong waiter.
+        # etcd before 3.4 and etcd's grpc-proxy ignore our numbers and count from 0 on each stream: an event would wake
+        # the wrong waiter, or none.
         renumbered = answer.created and not answer.canceled and answer.watch_id == 0
         if not answer.canceled and not answer.events and not renumbered:
             if answer.created:
@@ -114,7 +114,7 @@ class Watches:
                 del self._watches[watch.number]
                 watch.refused = reason
             if watch is not None and (answer.canceled or not watch.until):
-                watch.over = True  # a range may tell of more
+                watch.over = True  # unlike a single key, a range may have more events
         if refused:
             if not renumbered:
                 self._rpc.forget_login()
@@ -136,8 +136,8 @@ class Watches:
             watches, self._watches = self._watches, {}
         for watch in watches.values():
             if not stream.heard:
-                # Such as while no descriptor is left for its connection. A waiter that watched again at once, over and
-                # over, would keep the server busy with its looks.
+                # For example, no descriptor is left for its connection. Then the waiter pauses before it watches again:
+                # otherwise its reads would keep the server busy.
                 watch.refused = watch.refused or why
             watch.over = True
             watch.signal.set()

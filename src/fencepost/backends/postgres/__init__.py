@@ -4,9 +4,10 @@
 
     backend      the contract: Postgres
       +-- pool         a few connections for short calls
-      |     +-- connection   one connection: where it leads, its calls, its errors; installs schema.sql
-      +-- listener     the session that a waiting process listens on, and by which the server knows that it lives
+      |     +-- connection   one connection: its target, its calls, its errors; installs schema.sql
+      +-- listener     the session on which a waiting process listens, and which shows the server that it is alive
       +-- doctor       findings about the server
 
-The lock's rules are SQL functions in schema.sql; they run in one transaction each, also behind a transaction pooler.
+The rules of locks are SQL functions in schema.sql. Each runs in one transaction, so they work behind a transaction
+pooler, too.
 """

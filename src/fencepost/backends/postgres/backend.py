@@ -1,4 +1,4 @@
-"""Locks in a Postgres database, for everybody who reaches it."""
+"""Locks in a Postgres database, for all its clients."""
 
 import logging
 import re
@@ -30,7 +30,7 @@ _TAKEN = r"\{-?\d+(,-?\d+,-?\d+)?\}"
 _HELD = (str, str, int, float, list, list)
 _ANY_QUEUE = 2**62
 _RETRY = (0.05, 1.0)
-_OWED = 300.0  # seconds for which a clean-up is tried again while the server cannot be reached
+_OWED = 300.0  # for how many seconds a clean-up is retried while the server cannot be reached
 
 _log = logging.getLogger("fencepost")
 
@@ -51,9 +51,9 @@ def _identifier(text: str) -> str:
 class Postgres(Backend):
     """``postgresql://user@host:5432/database``; also ``postgres://``, several hosts, and libpq's own options.
 
-    ``schema=`` names where the locks live (default: fencepost), ``pool=`` how many connections there are at
-    most, ``timeout=`` how long a statement may go unanswered. Behind a transaction pooler, ``listen=`` gives
-    the URL of a direct way for the one session that listens; without it waiters ask every ``poll=`` seconds.
+    ``schema=`` names the schema of the locks (default: fencepost), ``pool=`` is the most connections that are
+    open, ``timeout=`` how long a statement may go unanswered. Behind a transaction pooler, ``listen=`` gives the
+    URL of a direct connection for the one session that listens; without it waiters ask every ``poll=`` seconds.
     """
 
     scheme = "postgresql"
@@ -132,16 +132,16 @@ class Postgres(Backend):
         return self._granted(answer, sent, ttl)
 
     async def _come(self, waiter: Waiter, ttl: float, queue: int) -> Grant | None:
-        """Join for the first time."""
+        """Join the queue for the first time."""
         try:
             return await self._join(waiter, ttl, queue)
         except BackendError as error:
-            if not error.ambiguous:  # it is not queued, so nobody will leave
+            if not error.ambiguous:  # it is not queued, so the caller will not call leave
                 self._listener.forget(waiter.holder)
             raise
 
     async def _join(self, waiter: Waiter, ttl: float, queue: int) -> Grant | None:
-        """Take the lock or a place in its queue; the place that one has already is kept."""
+        """Take the lock or join its queue; a waiter that is queued already keeps its entry."""
         while (process := self._listener.expect(waiter)) is None:
             await self._listener.open(self.driver)
         sent = self.driver.now()
@@ -214,7 +214,7 @@ class Postgres(Backend):
                     await self.driver.sleep(pause if nap is None else min(pause, nap))
                     continue
                 if first:
-                    # One waiter of each process minds the present holder's deadline, for all of them.
+                    # The first waiter of each process wakes at the present holder's deadline, for all of them.
                     overdue = max(waiter.overdue - now(), 0.001)
                     nap = overdue if nap is None else min(nap, overdue)
                 await waiter.signal.wait(nap)
@@ -230,12 +230,12 @@ class Postgres(Backend):
             return await self._leave(name, holder)
         except BackendError as error:
             if _passing(error):
-                # What was asked before may be carried out when the server is back: undo it then.
+                # An earlier request may still be executed when the server is back: undo it then.
                 self._cleanups.add((name, holder))
             raise
 
     async def _leave(self, name: str, holder: str) -> str | None:
-        # The subquery sees the lock as it was before.
+        # The subquery sees the lock as it was before leave() changed it.
         rows = await self._links.rows(
             f"SELECT {self._schema}.leave(%s, %s), (SELECT holder FROM {self._schema}.lock WHERE name = %s)",
             *(name, holder, name),
@@ -264,11 +264,11 @@ class Postgres(Backend):
         try:
             answer = await self._links.call(self._hand_over, name, holder, str(token), str(process))
             held, *now_held = (answer or "").split()
-            if now_held and self._listener.find(now_held[0]):  # else it is another process's, which is notified
+            if now_held and self._listener.find(now_held[0]):  # else the server notifies the next holder's process
                 next_holder, *numbers = now_held
                 self._listener.deliver(sent, name, next_holder, *map(int, numbers))
         except BaseException:
-            self._listener.doubt(name)  # one of those who wait here may hold the lock now, and nobody tells it
+            self._listener.doubt(name)  # a waiter of this process may hold the lock now, and is not notified
             raise
         return held == "t"
 
@@ -297,7 +297,7 @@ class Postgres(Backend):
 
 
 def _listen(option: str | None) -> tuple[Address | None, bool | None]:
-    """Where to listen if not where everything goes, and whether: None is for finding out."""
+    """The address to listen at, None for the main one; and whether to listen, None to find out."""
     if option in (None, ""):
         return None, None
     if option == "off":
@@ -316,12 +316,12 @@ def _status(row: tuple[str, str, int, float, list[str], list[str]]) -> Status:
 
 @lru_cache(64)
 def _kept(ttl: float) -> str:
-    """For how many seconds the server keeps a lease: the same for nearly all who ask."""
+    """For how many seconds the server keeps a lease. Cached: nearly all callers use the same ttl."""
     return repr(kept(ttl))
 
 
 def _earlier(token: int, asked: float, left: float, ttl: float) -> Grant:
-    """A grant made at some earlier instant, of which the server had ``left`` seconds left when it was ``asked``."""
+    """A grant that was made earlier; the server was asked at ``asked``, when ``left`` seconds of it were left."""
     return Grant(token, ttl, asked + min(remains(left) - ttl, 0.0))
 
 

@@ -1,4 +1,4 @@
-"""One connection to Postgres: where it leads, what is called over it, and what its errors mean."""
+"""One connection to Postgres: its target, the calls over it, and the meaning of its errors."""
 
 import asyncio
 import re
@@ -35,7 +35,7 @@ OURS = frozenset(
         "tcp_user_timeout",
     }
 )
-"""What is not copied from a client."""
+"""Options that are not copied from a caller's client."""
 LIBPQ = frozenset(
     {
         "application_name",
@@ -58,19 +58,19 @@ LIBPQ = frozenset(
         "user",
     }
 )
-"""Options that a URL may carry for libpq."""
+"""libpq's options that a URL may have."""
 OLDEST = 14
-"""The server's oldest major version that will do: END waits, which older ones do not."""
-# Waits so many milliseconds for their end. Ends only sessions of ours: a pid may be somebody else's by now.
+"""The oldest major version of the server that is supported: END needs pg_terminate_backend with a timeout."""
+# Ends sessions, and waits at most %s milliseconds for that. Only our own sessions: a pid may have been reused by now.
 END = """SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity
     WHERE pid = ANY(%s) AND application_name = current_setting('application_name') AND usename = current_user"""
 
 
 def conninfo(address: Address, patience: float) -> dict[str, Any]:
-    """What libpq needs to connect to ``address``."""
+    """The options with which libpq connects to ``address``."""
     address.check_hosts()
     given: dict[str, Any] = {
-        # An idle connection that was cut is noticed within half a minute, an unanswered one within ``patience``.
+        # We notice within half a minute that an idle connection was cut, and within ``patience`` if data is unanswered.
         "keepalives_idle": 10,
         "keepalives_interval": 5,
         "keepalives_count": 4,
@@ -85,7 +85,7 @@ def conninfo(address: Address, patience: float) -> dict[str, Any]:
 
 
 class Target:
-    """Where connections lead, and who logs in there, which may be another at each of them."""
+    """The server to connect to, and the credentials, which may be different for each connection."""
 
     def __init__(self, address: Address, patience: float) -> None:
         self.patience = patience
@@ -93,12 +93,12 @@ class Target:
         self._login: Source[Secret] | None = address.login
         self._client: Source[dict[str, str]] | None = address.given.get("conninfo")
         self._login_of: Source[dict[str, str]] | None = address.given.get("login_of")
-        """A client whose user and password are taken, and nothing else."""
+        """A client of which only the user and the password are used."""
 
     async def parameters(self) -> dict[str, Any]:
         """libpq's keywords for the next connection; BackendError if the caller's function fails."""
         if self._client is not None:
-            # The time-outs are ours: those of a client are made for other work.
+            # Keep our own timeouts: those of a client were chosen for other work.
             theirs = {key: value for key, value in (await self._client.get()).items() if key not in OURS}
             several = "," in theirs.get("host", "") and "target_session_attrs" not in theirs
             return self._fixed | ({"target_session_attrs": "read-write"} if several else {}) | theirs
@@ -114,10 +114,10 @@ class Target:
 
 
 def failure(error: psycopg.Error | OSError, *, ambiguous: bool) -> BackendError:
-    """What a driver's error, or the system's, means to a user of locks."""
+    """The BackendError for an error of the driver or the system, with advice."""
     said = str(error).strip().splitlines()
     text = said[0] if said else type(error).__name__
-    if "no error details" in text:  # as libpq leaves it when it cannot open a socket
+    if "no error details" in text:  # as libpq reports that it cannot open a socket
         text += "; has this process reached its limit of open files?"
     elif isinstance(error, errors.ReadOnlySqlTransaction):
         text += "; this is a standby: name the primary, or several hosts, of which the writable one is taken"
@@ -130,39 +130,44 @@ def failure(error: psycopg.Error | OSError, *, ambiguous: bool) -> BackendError:
 
 
 def _bounded(work: Generator[Any, Any, Any], patience: float) -> Generator[Any, Any, Any]:
-    """psycopg's protocol generator, given up once the server has been silent for too long."""
+    """psycopg's protocol generator; it is given up if the server is silent after ``patience`` seconds."""
     until = boottime() + patience
     try:
         state = next(work)
         while True:
             ready = yield state
-            if not ready and boottime() > until:  # psycopg sends 0 every now and then while nothing comes
+            if not ready and boottime() > until:  # psycopg sends 0 now and then while nothing arrives
                 raise psycopg.OperationalError(f"no answer within {patience:g} s")
             state = work.send(ready)
     except StopIteration as end:
         return end.value
     finally:
-        work.close()  # or a connection that is being made lives as long as the error that ended it
+        work.close()  # or a connection that is being opened would live as long as the error that ended it
 
 
 def _cause(error: psycopg.Error) -> BaseException:
-    """What ended a statement: psycopg asks the server to end one that is interrupted, whose silence is no cause."""
+    """What really ended a statement: the interruption, if there was one.
+
+    psycopg then asks the server to cancel the statement. If the server does not answer that, psycopg raises an error
+    that hides the interruption.
+    """
     hidden = error.__context__
     return hidden if isinstance(hidden, (asyncio.CancelledError, KeyboardInterrupt)) else error
 
 
 class BlockingLink(psycopg.Connection[Any]):
-    """A connection whose statements are given up after ``patience`` seconds of silence."""
+    """A connection that gives up a statement if the server is silent after ``patience`` seconds."""
 
     patience = 10.0
     pid = 0
 
     def __del__(self, *_: object) -> None:
-        """Say nothing: who drops the locks unclosed has never seen this connection, which ends with them."""
+        """Do not warn: a caller that drops its locks unclosed never saw this connection, which ends with them."""
 
     @classmethod
     def _connect_gen(cls, *args: Any, **options: Any) -> Generator[Any, Any, Any]:
-        # libpq keeps whole seconds, and those for each host: the caller may not wait so long. asyncio cancels it.
+        # libpq's timeout has whole seconds and counts for each host; the caller may want to wait less. asyncio needs no
+        # such limit: it cancels the attempt.
         return _bounded(super()._connect_gen(*args, **options), within(inf))
 
     def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
@@ -170,20 +175,20 @@ class BlockingLink(psycopg.Connection[Any]):
             bounded = _bounded(gen, within(self.patience))
             if hasattr(select, "poll"):
                 return interruptible(partial(super().wait, bounded, *args, **options))
-            # With eventlet, psycopg would wait in C and stop all other greenlets; on Windows this is its own way.
+            # With eventlet, psycopg would wait in C and block all other greenlets. On Windows psycopg waits like this.
             return interruptible(partial(waiting.wait_selector, bounded, self.pgconn.socket, *args, **options))
         except psycopg.Error as error:
             raise _cause(error) from None
 
 
 class AsyncioLink(psycopg.AsyncConnection[Any]):
-    """The same, for asyncio."""
+    """The same as ``BlockingLink``, for asyncio."""
 
     patience = 10.0
     pid = 0
 
     def __del__(self, *_: object) -> None:
-        """Say nothing, as above."""
+        """Do not warn, as in ``BlockingLink``."""
 
     async def wait(self, gen: Any, *args: Any, **options: Any) -> Any:
         try:
@@ -196,13 +201,13 @@ Link: TypeAlias = BlockingLink | AsyncioLink
 
 
 async def connect(kind: type[Link], target: Target) -> Link:
-    """A new connection; BackendError if the server gives none."""
+    """A new connection; BackendError if it cannot be opened."""
     info = await target.parameters()
     try:
         opened: Any = interruptible(partial(kind.connect, **info, autocommit=True, prepare_threshold=None))
         link: Link = await settle(opened)
-    except (psycopg.Error, OSError) as error:  # the latter where no descriptor is left
-        # Without its traceback, which keeps a connection that was given up open as long as somebody has the error.
+    except (psycopg.Error, OSError) as error:  # OSError if no descriptor is left
+        # Without its traceback: that would keep a connection that was given up open for as long as the error lives.
         raise failure(error, ambiguous=False) from error.with_traceback(None)
     if link.info.server_version < OLDEST * 10_000:
         found = link.info.parameter_status("server_version")
@@ -215,7 +220,7 @@ async def connect(kind: type[Link], target: Target) -> Link:
 
 
 def astray(link: Any) -> psycopg.OperationalError:
-    """What to raise for an answer to something else than was asked; the connection is of no more use."""
+    """The error for an answer that does not belong to the statement; closes the connection, which is out of step."""
     link.pgconn.finish()
     return psycopg.OperationalError("the server sent an answer to another statement")
 
@@ -223,7 +228,7 @@ def astray(link: Any) -> psycopg.OperationalError:
 async def ask(
     link: Any, sql: str, args: Sequence[Any] | None = None, kinds: Sequence[type | UnionType] | None = None
 ) -> list[Any]:
-    """All rows that one statement answers; their columns are of these ``kinds``."""
+    """All rows that one statement returns; their columns must be of these ``kinds``."""
     cursor = await settle(link.execute(sql, args))
     if kinds is not None and cursor.description is None:
         raise astray(link)
@@ -235,7 +240,7 @@ async def ask(
 
 
 async def one(link: Any, sql: str, kinds: Sequence[type | UnionType]) -> Any:
-    """The row of a statement that answers one."""
+    """The row of a statement that returns exactly one."""
     rows = await ask(link, sql, kinds=kinds)
     if len(rows) != 1:
         raise astray(link)
@@ -243,19 +248,19 @@ async def one(link: Any, sql: str, kinds: Sequence[type | UnionType]) -> Any:
 
 
 async def tell(link: Any, sql: str) -> None:
-    """Carry out a statement that answers with its own first word."""
+    """Execute a statement that the server confirms with the statement's first word, such as LISTEN."""
     cursor = await settle(link.execute(sql))
     if cursor.statusmessage != sql.partition(" ")[0]:
         raise astray(link)
 
 
 async def pooled(link: Link) -> bool:
-    """Whether a pooler stands in between: it cannot know the pid of the session that a statement will meet."""
+    """Whether a pooler is in between: it cannot tell the client the pid of the session that will run a statement."""
     return bool(await one(link, "SELECT pg_backend_pid()", (int,)) != (link.info.backend_pid,))
 
 
 class Call:
-    """A statement that answers one value, sent by the shortest way that libpq has."""
+    """A statement that returns one value, sent with libpq's fastest function."""
 
     def __init__(self, name: str, sql: str, answer: str) -> None:
         self._name = name.encode()
@@ -264,7 +269,7 @@ class Call:
 
     @classmethod
     def of(cls, schema: str, function: str, arity: int, answer: str) -> "Call":
-        """The call of a function of the schema, whose answer looks so."""
+        """The call of a function of the schema; ``answer`` is a regular expression for what it returns."""
         return cls(function, f"SELECT {schema}.{function}({', '.join(f'${n}' for n in range(1, arity + 1))})", answer)
 
     async def prepare(self, link: Link) -> None:
@@ -292,7 +297,7 @@ def _schema() -> str:
 
 
 def contents(kind: str) -> list[str]:
-    """The names of the tables or functions that a schema has."""
+    """The names of the tables or functions in a schema."""
     return sorted(set(re.findall(rf"^CREATE .*{kind} .*fencepost\.(\w+) ?\(", _schema(), re.MULTILINE)))
 
 
@@ -306,7 +311,7 @@ async def create(link: Link, schema: str) -> None:
     sql = _schema().replace("fencepost.", f"{schema}.").replace("EXISTS fencepost", f"EXISTS {schema}")
     await tell(link, "BEGIN")
     try:
-        # One creates it; the others wait, and then find it there.
+        # One client creates the schema; the others wait, and then find it.
         await ask(link, f"SELECT pg_advisory_xact_lock(hashtextextended('create {schema}', 0))")
         if not await _there(link, schema):
             await ask(link, sql)
@@ -318,7 +323,7 @@ async def create(link: Link, schema: str) -> None:
 
 
 async def _there(link: Link, schema: str) -> bool:
-    """Whether the schema has all that is used here, asked so that nothing fails if it has nothing."""
+    """Whether the schema has all that is used here; this also works if the schema does not exist."""
     found = []
     for function in ("version", "revision"):
         if await one(link, f"SELECT to_regprocedure('{schema}.{function}()')", (str | None,)) == (None,):

@@ -1,4 +1,4 @@
-"""What a Postgres server's own settings mean for the locks in it."""
+"""What the settings of a Postgres server mean for the locks in it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -28,10 +28,10 @@ _LACKING = """SELECT current_user::text, what, array_agg(name) FROM (
 
 
 async def examine(links: Links, schema: str, wall: float) -> list[Finding]:
-    """Everything worth knowing. ``wall`` is what time it is here."""
+    """All findings about the server. ``wall`` is this host's time."""
     lacking = await links.rows(_LACKING, schema, contents("FUNCTION"), schema, contents("TABLE"))
     if lacking:
-        return [_ungranted(schema, *each) for each in lacking]  # all else would be refused
+        return [_ungranted(schema, *each) for each in lacking]  # the server would refuse the other queries
     ((facts),) = await links.rows(_FACTS.format(schema=schema), wall)
     return [*_findings(facts, links.pooled), *_route(*await links.route())]
 
@@ -47,7 +47,7 @@ def _ungranted(schema: str, user: str, what: str, names: list[str]) -> Finding:
 
 
 def _route(host: str, mode: str, encrypted: bool) -> Iterator[Finding]:
-    """libpq alone knows what the URL, the environment and its files come to."""
+    """Whether the connection is safe. Only libpq knows the result of the URL, the environment and its files."""
     if not is_remote(host) or mode == "verify-full":
         return
     yield Finding(

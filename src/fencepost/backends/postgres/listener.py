@@ -1,4 +1,4 @@
-"""What listens for a process that waits: a session that hears of its grants, and tells the server that it lives."""
+"""The session on which a waiting process listens for its grants, and which shows the server that it is alive."""
 
 import contextlib
 import logging
@@ -21,42 +21,42 @@ from fencepost.errors import BackendError
 
 _log = logging.getLogger("fencepost")
 
-LINGER = 30.0  # seconds for which it goes on listening when nobody waits any more
-_LISTENING = (5.0, 15.0)  # seconds between two signs of life, and after the last until the process counts as dead
+LINGER = 30.0  # for how many seconds it goes on listening after the last waiter has left
+_LISTENING = (5.0, 15.0)  # seconds between two beats, and from the last beat until the process counts as dead
 _POLLING = (1.0, 4.0)
 _RETRY = (0.05, 2.0)
 
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One that waits in this process, and what it knows."""
+    """A waiter of this process, and what it knows."""
 
     name: str
     holder: str
     signal: Signal
     limit: int | None = None
-    """How many sharers there may be at most, with this one; None: it wants the lock for itself."""
+    """How many sharers may hold the lock, this one included; None: it wants the lock for itself."""
     grant: tuple[int, float, float] | None = None
-    """Once it has come: its token, when the server was asked about it, and how many seconds were left then."""
+    """Once granted: the token, when the server was asked about it, and how many seconds were left then."""
     doubtful: bool = False
-    """Whether its entry may be gone, or its grant have been missed."""
+    """Whether its queue entry may be gone, or it may have missed its grant."""
     forsaken: bool = False
-    """Whether its coroutine was closed, so that nobody cleans up."""
+    """Whether its coroutine was closed, so that it cannot leave the queue itself."""
     overdue: float = 0.0
-    """The local instant at which the present holder's lease has expired, unless it is renewed."""
+    """When the present holder's lease expires unless it is renewed, on the local clock."""
 
     def mind(self, overdue: float) -> None:
-        """Wake early enough for that instant."""
+        """Wake the waiter if it would wake later than at ``overdue``."""
         if overdue < self.overdue:
             self.overdue = overdue
             self.signal.set()
 
 
 class Listener:
-    """Hears for all waiters of a process, on one connection and one thread, while there are any.
+    """Listens for all waiters of a process, on one connection and one thread, while there are any.
 
-    Where it cannot listen, behind a transaction pooler or when told not to, it asks every ``poll``
-    seconds instead, in one statement for all of them.
+    If it cannot listen, behind a transaction pooler or when told not to, it asks every ``poll``
+    seconds instead, in one statement for all waiters.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Listener:
         self._target = target
         self._now = now
         self._dropped = dropped
-        self._told: set[str] = set()  # the waiters that hold now, if what was heard is true
+        self._told: set[str] = set()  # the waiters that were granted the lock, according to unconfirmed messages
         self._schema = schema
         self._times = f"{schema}.us(expires), {schema}.us(clock_timestamp())"
         grant = f"SELECT concat_ws(' ', token, {self._times}) FROM {schema}.%s WHERE name = $1 AND holder = $2"
@@ -88,12 +88,12 @@ class Listener:
         self._trouble = ""
         self._last: int | None = None  # the id of the session that broke
         self.clocks: tuple[float, int] = (0.0, 0)
-        """A local instant, and the server's clock read after it: the last pair that came."""
+        """A local instant, and the server's clock read after it: the last such pair."""
         self.id: int | None = None
-        """Under which the server knows this process; None while it does not listen."""
+        """The id of this process at the server; None while it does not listen."""
 
     async def open(self, driver: Driver) -> None:
-        """Return once it hears; BackendError if that takes too long."""
+        """Return once it listens; BackendError if that takes too long."""
         signal = driver.signal()
         with self._service.gate:
             if self.id is not None:
@@ -109,7 +109,7 @@ class Listener:
             )
 
     def _start(self) -> None:
-        """Start the thread unless it runs; BackendError if it cannot have what it needs."""
+        """Start the thread unless it runs; BackendError if this is closed, or no descriptor is left."""
         if self._service.closed:
             raise BackendError("these locks are closed", backend="postgresql", ambiguous=False)
         if self._service.running:
@@ -123,7 +123,7 @@ class Listener:
             raise
 
     def expect(self, waiter: Waiter) -> int | None:
-        """Hear for ``waiter`` from now on; the process's id, None if it does not listen just now."""
+        """Listen for ``waiter`` from now on; return the id of this process, None if it does not listen now."""
         with self._service.gate:
             if self.id is not None:
                 self._waiters[waiter.holder] = waiter
@@ -136,7 +136,7 @@ class Listener:
         self._waiters.pop(holder, None)
 
     def deliver(self, asked: float, name: str, holder: str, token: int, expires: int, clock: int) -> None:
-        """A lock's holder, which may be one of ours, and its deadline, which all others have to mind.
+        """Pass on who holds a lock: a grant to our waiter if it is the holder, else the deadline to all our waiters.
 
         The server's clock may have been set since a waiter joined, so it is read with each answer.
         """
@@ -154,11 +154,11 @@ class Listener:
                 waiter.mind(overdue)
 
     def doubt(self, name: str) -> None:
-        """Have those look after their entries who wait for this lock."""
+        """Let all waiters for this lock check their queue entries."""
         self._doubt([holder for holder, waiter in self._waiters.copy().items() if waiter.name != name])
 
     def close(self) -> None:
-        """Stop hearing, and wait for that."""
+        """Stop listening, and wait until the thread has ended."""
         with self._service.gate:
             waker = self._waker if self._service.running else None
             self._service.close()
@@ -169,7 +169,7 @@ class Listener:
 
     async def _live(self, run: Run) -> None:
         with self._service.gate:
-            if self._waker is None or self._waker.over.is_set():  # it goes on for one that somebody ended
+            if self._waker is None or self._waker.over.is_set():  # this run replaces one that was killed
                 self._waker = Waker()
             waker = self._waker
         run.interrupt = waker.wake
@@ -204,10 +204,10 @@ class Listener:
         process = secrets.randbits(62)
         link.add_notify_handler(lambda notify: self._heard(notify.payload))
         if listens:
-            # This lock ends with the session, however that ends: it is how others know that we are gone.
+            # The server releases this lock when the session ends, for any reason: so others notice that we are gone.
             link.execute("SELECT pg_advisory_lock(%s)", [process])
             await tell(link, f'LISTEN "fencepost_{process}"')
-            await self._granted.prepare(link)  # it is a session of its own, so it may keep a plan
+            await self._granted.prepare(link)  # not behind a pooler, so the session keeps the prepared statement
         every, window = _LISTENING if listens else _POLLING
         beat = f"SELECT {self._schema}.beat(%s, %s, %s)", (process, listens, window)
         link.execute(f"SELECT {self._schema}.tidy()")
@@ -262,7 +262,7 @@ class Listener:
             self._heard(notify.extra.decode(errors="replace"))
 
     def _heard(self, news: str) -> None:
-        """Note what a message says. Everybody in the database may send one, so a grant has to be confirmed."""
+        """Note what a message says. Every user of the database can send one, so a grant has to be confirmed."""
         try:
             holder, _, expires, name = news.split(" ", 3)
             if holder in self._waiters:
@@ -274,11 +274,11 @@ class Listener:
             _log.warning("not from the locks of %r: NOTIFY %.80r", self._schema, news)
 
     async def _confirm(self, link: BlockingLink) -> None:
-        """Look up the grants that were heard of, in as few statements as that takes."""
-        while self._told:  # asking may bring more
+        """Look up the grants that messages announced, in as few statements as possible."""
+        while self._told:  # more messages may arrive with the answers
             told, self._told = self._told, set()
             waiters = [waiter for holder in told if (waiter := self._waiters.get(holder))]
-            if len(waiters) == 1:  # as at each hand-over of a lock that is not shared
+            if len(waiters) == 1:  # as after each hand-over of an exclusive lock
                 (waiter,) = waiters
                 asked = self._now()
                 grant = await self._granted.make(link, (waiter.name, waiter.holder), prepared=True)
@@ -296,7 +296,7 @@ class Listener:
                         self.deliver(asked, *row)
 
     def _drop_abandoned(self, link: BlockingLink) -> None:
-        """Leave the queues for waiters whose event loop is closed: waking them does nothing, so they block others."""
+        """Leave the queues for waiters that are gone: they cannot be woken, so they would block others."""
         for holder, waiter in self._waiters.copy().items():
             if waiter.forsaken or abandoned(waiter.signal):
                 link.execute(f"SELECT {self._schema}.leave(%s, %s)", [waiter.name, holder])
@@ -304,7 +304,7 @@ class Listener:
                 self._dropped(waiter)
 
     def _ask(self, link: BlockingLink) -> None:
-        """Look who holds the locks that we wait for."""
+        """Ask the server for the holders of the locks that our waiters wait for."""
         waiters = self._waiters.copy()
         if names := list({each.name for each in waiters.values()}):
             what = f"SELECT name, holder, token, {self._times} FROM {self._schema}"
@@ -318,7 +318,7 @@ class Listener:
                 self.deliver(asked, *row)
 
     def _doubt(self, queued: Collection[str] = ()) -> None:
-        """Have those look after their entries who are not known to be queued."""
+        """Let the waiters that are not in ``queued`` check their queue entries."""
         for holder, waiter in self._waiters.copy().items():
             if holder not in queued:
                 waiter.doubtful = True
@@ -326,7 +326,7 @@ class Listener:
 
 
 class Waker:
-    """Ends a wait for a socket of somebody else's, from another thread."""
+    """Ends a thread's wait for libpq's socket, from another thread."""
 
     def __init__(self) -> None:
         """BackendError if no descriptors are left."""
@@ -340,10 +340,10 @@ class Waker:
     def wake(self) -> None:
         """End the present wait, and each later one."""
         with contextlib.suppress(OSError):  # it was closed
-            self._there.shutdown(socket.SHUT_RDWR)  # a forked child has a copy: closing this one would not be seen
+            self._there.shutdown(socket.SHUT_RDWR)  # closing would have no effect while a forked child has a copy
 
     def wait(self, timeout: float, descriptor: int) -> None:
-        """Return once ``descriptor`` can be read, or has been closed, or it is woken; or after ``timeout``."""
+        """Return once ``descriptor`` is readable or closed, or ``wake`` was called, or after ``timeout`` seconds."""
         poll = poller()
         for each in (self._here.fileno(), descriptor):
             poll.register(each, READABLE)

@@ -36,17 +36,20 @@ from fencepost.errors import BackendError
 
 T = TypeVar("T")
 
-# A statement that failed so changed nothing, and may well succeed when it is tried again: where transactions are
-# serializable, a transaction that had to wait for a row fails, and behind a pooler that cannot be helped.
+# A statement that failed with one of these changed nothing, and may succeed when it is retried. Where transactions are
+# serializable, one that had to wait for a row fails; behind a pooler we cannot change the isolation level.
 _TRANSIENT = (errors.SerializationFailure, errors.DeadlockDetected)
 
-_READ_ONLY = "25006"  # what a standby answers, also one that was the primary when it was connected to
+_READ_ONLY = "25006"  # the SQLSTATE of a standby, also of one that was the primary when we connected
 
 _parents: list[Link] = []  # never closed: a connection inherited through a fork is the parent's
 
 
 def _crash(error: psycopg.Error | OSError) -> bool:
-    """Whether the server ended with it, as where it cannot write its log: what it wrote before may be carried out."""
+    """Whether the server crashed with this error, for example because it cannot write its log.
+
+    What it had written before may take effect when it recovers.
+    """
     return isinstance(error, psycopg.Error) and error.diag.severity_nonlocalized == "PANIC"
 
 
@@ -76,20 +79,20 @@ class Links:
         """The connections that tasks use, each with its event loop."""
         self._open = 0
         self._queue: deque[Signal] = deque()
-        self._stranded: list[int] = []  # server processes that may still be at work for connections that broke
-        self._unfinished = 0  # statements that were given up behind a pooler, and are still being ended
+        self._stranded: list[int] = []  # pids of server processes that may still execute a statement that was given up
+        self._unfinished = 0  # statements that were given up behind a pooler, and are still being cancelled
         self._known = False
         self.closed = False
         self.pooled = False
 
     async def call(self, call: Call, *args: str | None) -> str | None:
-        """What one of the prepared calls answers; raises as ``rows`` does."""
+        """The answer to one of the prepared calls; raises the errors of ``rows``."""
         return await self._with(lambda link: call.make(link, args, prepared=not self.pooled))
 
     async def rows(self, sql: str, *args: Any, kinds: Sequence[type | UnionType] | None = None) -> list[Any]:
-        """What one statement answers, in columns of these ``kinds``.
+        """The rows that one statement returns, in columns of these ``kinds``.
 
-        BackendError, ambiguous if it may have been carried out all the same.
+        Raises BackendError, which is ambiguous if the statement may have been executed.
         """
         return await self._with(lambda link: ask(link, sql, args, kinds))
 
@@ -118,7 +121,7 @@ class Links:
                 usable = state != _READ_ONLY
                 if state is None or not usable:
                     self._suspect()
-                # Only the server's own word that it failed says for sure that nothing was done; not if it crashes.
+                # Nothing was changed only if the server itself reports a failure, and did not crash with it.
                 unsure = state is None or state.startswith(("08", "57P")) or _crash(error)
                 raise failure(error, ambiguous=unsure) from error
             finally:
@@ -126,9 +129,9 @@ class Links:
                 try:
                     if usable:
                         self._give_back(link)
-                    else:  # it leads to a server that was the primary once: the next one may not
+                    else:  # this server is no longer the primary; a new connection may reach the one that is
                         self._drop(link)
-                except BaseException:  # for example, out of memory: it would count as open from now on
+                except BaseException:  # such as MemoryError: the connection would count as open forever
                     if link not in self._idle:
                         self._drop(link)
                     raise
@@ -179,7 +182,7 @@ class Links:
             with self._gate:
                 if signal in self._queue:
                     self._queue.remove(signal)
-            self._call_next()  # this one's turn may have come just now
+            self._call_next()  # the turn may have come just now: pass it on
             raise
 
     def _give_back(self, link: Link) -> None:
@@ -204,14 +207,14 @@ class Links:
                     self._queue.popleft().set()
 
     def _suspect(self) -> None:
-        """A connection broke, or the server was silent on it: the idle ones may be dead too, and nobody has told us."""
+        """Drop the idle connections after one broke or stayed silent: they may be dead too, without an error."""
         with self._gate:
             idle, self._idle = self._idle, []
         for link in idle:
             self._drop(link)
 
     async def _end_stranded(self, link: Link) -> None:
-        """A statement that was given up must not be carried out after its clean-up: end the server's process for it."""
+        """End the server processes of statements that were given up, so that none is executed after its clean-up."""
         stranded = self._stranded.copy()
         patience = int(min(2.0, self._patience / 2) * 1000)
         try:
@@ -222,9 +225,9 @@ class Links:
             self._stranded = [pid for pid in self._stranded if pid not in stranded]
 
     def _end_later(self, link: Link) -> None:
-        """The same behind a pooler, which tells nobody the process: cancel the statement, and wait until it has ended.
+        """The same behind a pooler, which hides the server process: cancel the statement, and wait until it has ended.
 
-        Until then nobody gets a connection, or a clean-up might come before what it has to undo.
+        Until then the pool lends no connection: otherwise a clean-up could run before the statement that it must undo.
         """
         with self._gate:
             self._unfinished += 1
@@ -260,7 +263,7 @@ class Links:
             self._call_next()
 
     def _drop(self, link: Link) -> None:
-        link.pgconn.finish()  # without goodbyes, which might wait
+        link.pgconn.finish()  # without psycopg's close, which might block
         self._closed_one()
 
     def _closed_one(self) -> None:
@@ -287,7 +290,7 @@ class Links:
         return link
 
     async def close(self) -> None:
-        self.closed = True  # what is in use now is closed when it is given back
+        self.closed = True  # connections in use are closed when they are given back
         with self._gate:
             links, self._idle = self._idle, []
             self._open -= len(links)

@@ -10,14 +10,14 @@
       |     +-- task_node   one server, and asyncio; a blocking program does not load it
       |           +-- stream      one pipelined stream, `driver.reply` its futures
       |                 +-- connection  addresses, TLS, greeting, errors
-      +-- calls       run a script, load it again if the server forgot it
+      +-- calls       run a script, and send it again if the server forgot it
       |     +-- scripts     the files in lua/, put together; key names, cluster slots, packed requests
-      +-- waiters     who waits in this process, and a look-out for lost messages
+      +-- waiters     the waiters of this process, and a look-out for lost messages
       +-- inspect     ls, show, status
       +-- doctor      findings about the server
       +-- address     the URL's options
 
 A grant, the queue and the hand-over to the next waiter happen inside the scripts (lua/take.lua, lua/release.lua,
-lua/hand_over.lua). The server publishes to one channel per process; nodes listen there and pass what they hear to
+lua/hand_over.lua). The server publishes to one channel per process; nodes listen there and pass the messages to
 waiters.
 """

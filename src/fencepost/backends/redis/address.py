@@ -17,7 +17,7 @@ _LONGEST_GAP = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """A Redis URL, understood."""
+    """The options of a Redis URL, parsed."""
 
     endpoints: tuple[Endpoint, ...]
     service: str
@@ -29,7 +29,7 @@ class Options:
     pollers: float
     """Seconds between two attempts of other clients that poll the same keys; 0: there are none."""
     timeout: float
-    """Seconds within which a server that is well has answered. No request of ours blocks in the server."""
+    """Seconds within which a healthy server answers. No request of ours blocks in the server."""
     connect_timeout: float
     tls: "ssl.SSLContext | None"
 
@@ -47,7 +47,7 @@ def _pollers(text: str) -> float:
 
 
 def options(address: Address) -> Options:
-    """Understand a URL; ConfigError for what cannot be meant."""
+    """Parse the options of a URL; ConfigError if one of them is invalid."""
     found = address.options(
         prefix=str,
         fence=choice("clock", "counter"),
@@ -118,7 +118,7 @@ def _tls(address: Address, options: Mapping[str, Any]) -> "ssl.SSLContext | None
 
 
 def dial(address: Address, options: Options, scripts: Sequence[Script]) -> Dial:
-    """How to get through to the servers of a URL; each of them is taught ``scripts`` first."""
+    """How to connect to the servers of a URL; ``scripts`` are loaded into each server first."""
     return Dial(
         scheme=address.scheme,
         user=address.user,

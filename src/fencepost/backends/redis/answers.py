@@ -1,4 +1,4 @@
-"""What the answer to each request looks like. One that looks otherwise answers no request of ours."""
+"""The form of the answer to each request. A reply with another form is not the answer to our request."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from fencepost.address import is_host
 from fencepost.rule import MAX_TOKEN
 
 Fits = Callable[[Any], bool]
-"""Whether a reply, which is no error, can be the answer."""
+"""Whether a reply that is not an error can be the answer."""
 
 
 def _number(reply: Any) -> bool:
@@ -29,7 +29,7 @@ def _texts(reply: Any) -> bool:
 
 
 def _digits(reply: Any) -> bool:
-    return reply.__class__ is bytes and reply.isdigit() and len(reply) <= 20  # as 2^64 has
+    return reply.__class__ is bytes and reply.isdigit() and len(reply) <= 20  # 2^64 has 20 digits
 
 
 def _token(reply: Any) -> bool:
@@ -63,7 +63,7 @@ def _left(reply: Any) -> bool:
 
 
 def answers_for(locks: int, reply: Any) -> bool:
-    """For each of so many locks a bit, or what there is against it."""
+    """For each of ``locks`` locks a bit, or the text of the server's error."""
     return reply.__class__ is list and len(reply) == locks and all(_bit(each) or _text(each) for each in reply)
 
 
@@ -110,7 +110,7 @@ def pong(reply: Any) -> bool:
 
 
 def table(reply: Any) -> bool:
-    """HELLO's, or CONFIG GET's."""
+    """The answer to HELLO or CONFIG GET."""
     return reply.__class__ is dict
 
 
@@ -127,7 +127,7 @@ def role(reply: Any) -> bool:
 
 
 def address(reply: Any) -> bool:
-    """Sentinel's: host and port, or nothing."""
+    """Sentinel's answer: host and port, or nothing."""
     if reply is None:
         return True
     if not _texts(reply) or len(reply) != 2 or not _digits(reply[1]):

@@ -27,29 +27,29 @@ from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 
-_GONE = 60_000  # ms for which a request of one who left is refused, should it still arrive
-_ANY = 2**31  # one who is queued already is never one too many
+_GONE = 60_000  # ms for which the server refuses late requests of a holder that has left
+_ANY = 2**31  # no limit: a waiter that is queued already never finds the queue full
 _TOGETHER = 100  # leases that one request renews
 _PRUNE = 5.0  # seconds between two searches of a full queue for dead waiters
 
 
 class _Left(NamedTuple):
-    """One who is gone from a lock and its queue, which the server has not confirmed."""
+    """A holder that has left a lock and its queue, without a confirmation of the server yet."""
 
     name: str
     holder: str
     entry: str
     token: str
-    """Of what it holds all the same, and keeps."""
+    """The token under which it still holds the lock and keeps it; '' if there is none."""
     late: bool
-    """Whether a request of its may still arrive."""
+    """Whether one of its requests may still arrive."""
 
 
 class _Item(NamedTuple):
     """One of many holds to renew or release."""
 
     at: int
-    """Its place among them."""
+    """Its index among them."""
     lock: str
     """Its key."""
     hold: Hold
@@ -58,8 +58,8 @@ class _Item(NamedTuple):
 class Redis(Backend):
     """``redis://user:password@host:6379/0``, ``rediss://`` with TLS, ``redis+unix:///path/to.sock?db=0``.
 
-    The key of a lock is ``prefix + name`` and holds ``holder:token``. Releasing it hands it to the first
-    live waiter in the same script, which tells that waiter alone: nobody barges in, nobody else wakes.
+    The key of a lock is ``prefix + name`` and its value is ``holder:token``. The script that releases a lock
+    also grants it to the first live waiter, and notifies only that waiter: no other client can overtake it.
     """
 
     scheme = "redis"
@@ -126,7 +126,7 @@ class Redis(Backend):
         node = nodes.only or await nodes.at(keys.lock)
         transport = node.at_hand() or await node.ready()
         if queue is not None and transport.ordered and not node.listening and transport.refused is None:
-            await node.listen()  # a connection that has messages anyway: it goes out with the request
+            await node.listen()  # this connection also receives messages, so SUBSCRIBE goes out with the request
         joins = queue is not None and node.listening
         asking = self._waiters.asking
         try:
@@ -151,18 +151,18 @@ class Redis(Backend):
                         await self._confirm(keys, holder, int(reply), ttl)
                     return Grant(int(reply), ttl, sent)
                 if reply == 0 and queue is not None and not joins:
-                    # Listening takes a connection and a thread of its own: only one who has to wait does.
+                    # Listening needs a connection and a thread of its own, so a client listens only if it has to wait.
                     await node.listen()
                     transport = await node.ready()
                     joins = True
                 elif not joins and reply not in (0, -2):
-                    # Who does not join neither stands in the queue nor finds it full.
+                    # A request that does not join cannot be queued, nor find the queue full.
                     raise BackendError(f"Redis: {astray()}", backend=self.scheme, ambiguous=True)
                 elif reply != -1 or not await self._prune(name, node, keys):
                     break
         except (BackendError, ConfigError) as error:
             if not getattr(error, "ambiguous", False):
-                asking.pop(holder, None)  # nothing was taken, so nobody will leave
+                asking.pop(holder, None)  # nothing was taken, so the caller will not call leave
             raise
         if isinstance(reply, list):
             if joins and transport.refused is not None:
@@ -191,7 +191,7 @@ class Redis(Backend):
                 return None
             if not waiter.hinted and not await waiter.signal.wait(None if left == inf else left):
                 return None
-            waiter.signal.clear()  # first: what comes from here on sets it again
+            waiter.signal.clear()  # first: a message that arrives from here on sets it again
             if waiter.hinted and waiter.grant is None:
                 waiter.hinted = False
                 await self._verify(waiter)
@@ -212,11 +212,11 @@ class Redis(Backend):
         if waiter is not None:
             entry = waiter.entry
         try:
-            # A look of its that got no answer may still arrive, and take the lock.
+            # If one of its looks got no answer, that request may still arrive and take the lock.
             return await self._leave(name, holder, entry, earlier, late=waiter is not None and waiter.doubtful)
         except GeneratorExit:
             raise
-        except BaseException:  # also if it is cut short: who asks again does not know of the entry
+        except BaseException:  # also if it is cancelled: a second call of leave would not know the entry
             self._later(name, holder, entry)
             raise
 
@@ -231,7 +231,7 @@ class Redis(Backend):
     ) -> str | None:
         keys = self.layout.keys(name)
         transport = await self._calls.transport(keys.lock)
-        # On the same connection this comes after whatever is still under way. On another one it may not.
+        # On the same connection this request arrives after those in flight. On another one it may arrive before them.
         late = late or (earlier is not None and not (earlier.ordered and earlier is transport))
         other = await self._calls.run(
             self.scripts.leave, keys[:4], holder, entry, _GONE if late else 0, token, transport=transport
@@ -239,13 +239,13 @@ class Redis(Backend):
         return other.decode("utf-8", "replace") if isinstance(other, bytes) else None
 
     def _later(self, name: str, holder: str, entry: str, token: str = "") -> None:
-        """Clean up once the server answers again, though not what is held under ``token``; if not, the ttl does."""
+        """Clean up once the server answers again, but keep what is held under ``token``; otherwise the ttl ends it."""
         if not self._closed:
             self._cleanups.add(_Left(name, holder, entry, token, late=True))
 
     def _forsake(self, name: str, holder: str, token: str, entry: str) -> None:
-        """One of ours is done, and was handed the lock, as after a failover, or is still queued: the next is served."""
-        if not self._closed:  # anybody can publish that, and often; one clean-up is enough
+        """Leave for a waiter that is done, but was granted the lock, as after a failover, or is still queued."""
+        if not self._closed:  # any client can publish such messages, and many; one clean-up is enough
             self._cleanups.add(_Left(name, holder, entry, token, late=False), at_once=True)
 
     async def _clean(self, left: "_Left") -> None:
@@ -269,7 +269,7 @@ class Redis(Backend):
         return answers
 
     async def _by_node(self, holds: Sequence[Hold]) -> tuple[dict[Node, list["_Item"]], BackendError | None]:
-        """The holds by the servers that have their locks, and why some of them have none."""
+        """The holds by the servers of their locks, and the error if some of them have no server."""
         by_node: dict[Node, list[_Item]] = {}
         failure: BackendError | None = None
         prefix, only = self.layout.prefix, self._nodes.only
@@ -278,15 +278,15 @@ class Redis(Backend):
         for index, hold in enumerate(holds):
             item = _Item(index, prefix + hold.name, hold)
             if failure is not None and self._nodes.home(item.lock) is None:
-                continue  # it was looked for just now: where nobody answers, that takes its time
+                continue  # its server was looked for just now, which takes long if no server answers
             try:
                 by_node.setdefault(await self._nodes.at(item.lock), []).append(item)
-            except BackendError as error:  # nobody serves its slot; the others' are served
+            except BackendError as error:  # no server has its slot; other slots may have one
                 failure = error
         return by_node, failure
 
     async def _renew_together(self, node: Node, batch: list["_Item"], answers: list[Renewal]) -> list["_Item"]:
-        """Renew many with each request; those that are to be asked for alone, as their answer is no or none."""
+        """Renew many holds with each request; return those to ask for alone, since their answer is no, or an error."""
         if len(batch) == 1 or self.layout.cluster or not self._renews_together:  # a request has keys of one slot only
             return batch
         parts = [batch[at : at + _TOGETHER] for at in range(0, len(batch), _TOGETHER)]
@@ -312,12 +312,12 @@ class Redis(Backend):
                     answers[item.at] = Renewal.RENEWED
                 else:
                     if answer == 0:
-                        answers[item.at] = Renewal.LOST  # until the lock alone is asked for
+                        answers[item.at] = Renewal.LOST  # until this lock is asked for alone
                     alone.append(item)
         return alone
 
     async def _renew_each(self, node: Node, batch: list["_Item"], answers: list[Renewal]) -> None:
-        """Renew with a request for each, so that what the server has against one lock is not the others' loss."""
+        """Renew with a request for each hold, so that an error for one lock does not affect the others."""
         doubted = [item for item in batch if answers[item.at] is Renewal.LOST]
         for item in doubted:
             answers[item.at] = Renewal.UNKNOWN
@@ -327,7 +327,7 @@ class Redis(Backend):
         for item, reply in zip(batch, replies, strict=True):
             if reply.__class__ is ReplyError:
                 if failed is not None and not isinstance(failed, Denied):
-                    continue  # one lesson is enough: a server that is ill takes its time over each
+                    continue  # one failure is enough: an unhealthy server may take long over each retry
                 try:
                     args = self._requests.own(item.hold)
                     reply = await self._calls.again(reply, self.scripts.renew, (item.lock,), args)
@@ -336,7 +336,7 @@ class Redis(Backend):
                     continue
             answers[item.at] = Renewal.RENEWED if reply == 1 else Renewal.LOST
         if any(answers[item.at] is Renewal.RENEWED for item in doubted):
-            # A proxy sends each request to the server of its first key, and finds none of the others there.
+            # A proxy sends each request to the server of its first key; that server does not have the other keys.
             self._renews_together = False
         if failed is not None:
             raise failed
@@ -386,7 +386,7 @@ class Redis(Backend):
             except BackendError as error:
                 if not error.ambiguous:
                     raise
-                unsure = error  # as in release(): once more, and a no then says nothing
+                unsure = error  # as in release(): retry once; a 0 is then ambiguous
                 replies = await (await node.ready()).calls(requests, fits)
         except BackendError as error:
             for item in batch:
@@ -398,7 +398,7 @@ class Redis(Backend):
             if reply.__class__ is not ReplyError:
                 answers[item.at] = unsure if unsure is not None and not reply else bool(reply)
             elif failed is not None:
-                answers[item.at] = refusal(reply, self.scheme)  # a server that is ill takes its time over each
+                answers[item.at] = refusal(reply, self.scheme)  # no retry: an unhealthy server may take long over each
             else:
                 try:
                     answers[item.at] = await self.release(hold.name, hold.holder, hold.token)
@@ -407,7 +407,7 @@ class Redis(Backend):
                     failed = None if isinstance(error, Denied) else error
 
     async def _hand_over(self, name: str, keys: Keys, node: Node, transport: Transport, own: str) -> bool:
-        """Release a lock that others of this process wait for: the answer says which of them got it."""
+        """Release a lock for which this process has waiters: the answer says which of them got it."""
         sent = self.driver.now()
         request = self._requests.release(keys, own, node.channel)
         try:
@@ -418,7 +418,7 @@ class Redis(Backend):
         except GeneratorExit:
             raise
         except BaseException as error:
-            self._waiters.missed(name)  # one of them may have been handed the lock, and nobody told it
+            self._waiters.missed(name)  # one of them may have been granted the lock without a message
             if isinstance(error, BackendError) and error.ambiguous and await self._once_more(node, request):
                 return True
             raise
@@ -427,11 +427,11 @@ class Redis(Backend):
         return bool(reply)
 
     async def _once_more(self, node: Node, request: bytes) -> bool:
-        """Whether a second attempt to release was the one that did."""
+        """Try to release a second time; return whether this attempt released the lock."""
         try:
             reply = await (await node.ready()).call(request, self.scripts.release.fits)
         except BackendError:
-            return False  # the first error says more: it may have happened
+            return False  # the caller raises the first error: that request may have been executed
         return reply == 1 or isinstance(reply, list)
 
     async def status(self, name: str | None = None, *, prefix: str = "") -> list[Status]:
@@ -469,7 +469,7 @@ class Redis(Backend):
     # Waiting
 
     async def _look(self, queue: LocalQueue, waiter: Waiter) -> None:
-        """Ask whether a waiter was granted the lock; an expired lock is handed to the first in the queue."""
+        """Ask whether a waiter was granted the lock; the server hands an expired lock to the first waiter."""
         keys, holder = queue.keys, waiter.holder
         node = self._nodes.only or await self._nodes.at(keys.lock)
         if node is not queue.node:
@@ -492,7 +492,7 @@ class Redis(Backend):
             raise
         self._waiters.asking.pop(holder, None)
         if not self._answer(waiter, sent, reply):
-            # It was served meanwhile, or left: what this request took, or queued again, belongs to nobody.
+            # The waiter was granted the lock in the meantime, or has left. So undo what this request took or queued.
             self._waiters.part(holder)
             token = _kept(waiter)
             try:
@@ -502,7 +502,7 @@ class Redis(Backend):
                 raise
 
     async def _verify(self, waiter: Waiter) -> None:
-        """A message says that the waiter was handed the lock: ask the server. If it does not say, the look-out will."""
+        """Ask the server whether a waiter was granted the lock, as a message says. If that fails, the look-out asks."""
         queue = waiter.queue
         try:
             if waiter.limit is None:
@@ -516,7 +516,7 @@ class Redis(Backend):
             self._waiters.audit(queue)
 
     def _answer(self, waiter: Waiter, sent: float, reply: Any) -> bool:
-        """Tell a waiter how it stands; False if it does not wait any more."""
+        """Pass the server's answer to a waiter; False if it no longer waits."""
         if reply.__class__ is bytes:
             return self._waiters.give(waiter, Grant(int(reply), waiter.ttl, sent))
         if not isinstance(reply, list):
@@ -527,7 +527,7 @@ class Redis(Backend):
         return self._waiters.stands(waiter, reply)
 
     async def _prune(self, name: str, node: Node, keys: Keys) -> bool:
-        """Look for dead waiters in a full queue, though not each time; whether it is worth asking again."""
+        """Remove dead waiters from a full queue, though not each time; return whether there were any."""
         now = self.driver.now()
         if now - self._pruned.get(name, -inf) < _PRUNE:
             return False
@@ -535,24 +535,24 @@ class Redis(Backend):
         return bool(await self._calls.run(self.scripts.prune, (keys.queue,), transport=await node.ready()))
 
     async def _confirm(self, keys: Keys, holder: str, token: int, ttl: float) -> None:
-        """Return once enough replicas have the grant. WAIT covers what this connection wrote, hence the renewal."""
+        """Return once enough replicas have the grant. WAIT only covers writes of its own connection, so renew first."""
         args = f"{holder}:{token}", kept(ttl)
         try:
             await self._calls.confirm(keys.lock, self.scripts.renew, args, self.options.wait_replicas)
         except BackendError as error:
-            # Whatever kept the replicas from confirming it: the grant was made, and has to be given back.
+            # The grant was made even if the replicas did not confirm it, so the caller must give it back.
             raise BackendError(str(error), backend=error.backend, ambiguous=True) from error
 
 
 class Cluster(Redis):
     """``redis+cluster://host:7000,host:7001/``, ``rediss+cluster://``: each lock lives on one master of a cluster.
 
-    Names keep their slots: a lock has the slot of its key, and whatever belongs to it lives there too.
+    Names keep their slots: a lock has the slot of its key, and all that belongs to the lock is in that slot.
     """
 
     scheme = "redis+cluster"
     cluster = True
-    # No request names the key that the sharers stand in: while a slot moves, a script could not count on finding it.
+    # No request names the key of the sharers, so a script may not find that key while its slot is being migrated.
     promises = replace(Redis.promises, shared=False)
 
     def _servers(self) -> Single:
@@ -587,7 +587,7 @@ class Sentinel(Redis):
 
 
 def _kept(waiter: Waiter) -> str:
-    """The token under which a former waiter may hold the lock, as leave.lua takes it."""
+    """The token under which a former waiter may hold the lock, as an argument of leave.lua."""
     return "" if waiter.grant is None else str(waiter.grant.token)
 
 

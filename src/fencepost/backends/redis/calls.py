@@ -1,4 +1,4 @@
-"""Scripts run where their keys live, and once more where a server says that it did not."""
+"""Runs scripts on the servers of their keys, and again if a server answers that it did not run them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from fencepost.backends.redis.topology import Single
 from fencepost.driver import Driver
 from fencepost.errors import BackendError
 
-_REDIRECTIONS = 5  # in a row, before it is taken for servers that do not agree yet
+_REDIRECTIONS = 5  # after this many in a row, assume that the servers do not agree yet, and pause
 
 
 class Calls:
@@ -29,19 +29,19 @@ class Calls:
         return await (await self.nodes.at(key)).ready()
 
     async def run(self, script: Script, keys: Sequence[str], *args: Any, transport: Transport | None = None) -> Any:
-        """A script's answer, over ``transport`` if that is to be the first to be asked; BackendError if it has none."""
+        """A script's answer, asked for over ``transport`` first, if given; BackendError if there is no answer."""
         request = pack(("EVALSHA", script.sha, len(keys), *keys, *args))
         reply = await (transport or await self.transport(keys[0])).call(request, script.fits)
         return await self.again(reply, script, keys, args) if reply.__class__ is ReplyError else reply
 
     async def again(self, reply: Any, script: Script, keys: Sequence[str], args: Sequence[Any]) -> Any:
-        """Ask again, with the script's text, where the server says that it did not execute the request."""
+        """Ask again, with the script's text, if the server answers that it did not execute the request."""
         request = pack(("EVAL", script.text, len(keys), *keys, *args))
         until = self._driver.now() + self._dial.timeout
         node: Node | None = None
         redirections = 0
         while reply.__class__ is ReplyError:
-            # What was sent the second time has the script's text with it.
+            # Only the first request can be answered with NOSCRIPT: later ones contain the script's text.
             unknown = node is None and str(reply).startswith("NOSCRIPT")
             text, once = cause(reply), False
             away = text.startswith(ELSEWHERE)
@@ -61,19 +61,23 @@ class Calls:
             if once:
                 asked, reply = await transport.calls([pack(("ASKING",)), request], [answers.ok, script.fits])
                 if asked.__class__ is ReplyError and reply.__class__ is ReplyError:
-                    raise refusal(asked, self._dial.scheme)  # or the two servers send us back and forth
+                    raise refusal(asked, self._dial.scheme)  # otherwise the two servers would redirect us forever
             else:
                 reply = await transport.call(request, script.fits)
         return reply
 
     async def confirm(self, key: str, script: Script, args: Sequence[Any], replicas: int) -> None:
-        """Return once so many replicas have what a script wrote; BackendError if not in time, or if it answers no 1."""
+        """Return once ``replicas`` replicas have what a script wrote; BackendError if that takes too long.
+
+        BackendError also if the script does not answer 1.
+        """
         ms = int(self._dial.timeout * 500)
         requests = [pack(("EVALSHA", script.sha, 1, key, *args)), pack(("WAIT", replicas, ms))]
         fits = [script.fits, answers.number]
         done, have = await (await self.transport(key)).calls(requests, fits)
         if done.__class__ is ReplyError:
-            # The server forgot the script, or has not this key. WAIT covers what its own connection wrote: once more.
+            # The server forgot the script, or does not have this key. The retry may use another connection, and WAIT
+            # only covers writes of its own connection. So run both once more.
             await self.again(done, script, (key,), args)
             done, have = await (await self.transport(key)).calls(requests, fits)
         if done.__class__ is ReplyError:

@@ -1,4 +1,4 @@
-"""How to get through to a Redis server: credentials, TLS, timeouts, and the first words."""
+"""How to connect to a Redis server: credentials, TLS, timeouts, and the first commands."""
 
 import re
 import socket
@@ -24,25 +24,25 @@ Endpoint = tuple[str, int | None]
 Locate = Callable[[], Coroutine[Any, Any, Endpoint]]
 """Finds the server to connect to, at each connect."""
 
-pack = cast("Callable[[tuple[Any, ...]], bytes]", pack_command)  # its stub knows but one argument
+pack = cast("Callable[[tuple[Any, ...]], bytes]", pack_command)  # its stub allows only one argument
 NOTHING = object()
-"""What a parser returns that needs more bytes."""
+"""What a parser returns if it needs more bytes."""
 
-# The server did not execute what it answers with one of these; a moment later, or elsewhere, it may be.
+# A server that answers with one of these did not execute the request; a later attempt, or another server, may succeed.
 LATER = ("READONLY", "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY ")
 ELSEWHERE = ("MOVED ", "ASK ")
-_LONGEST = 1000  # characters of what a server said that are looked at, and repeated
-_TELLTALE = 8  # characters of a password by which it is recognised in what a server said
+_LONGEST = 1000  # the most characters of a server's message that are looked at, and repeated in errors
+_TELLTALE = 8  # so many characters of a password are enough to find it in a server's message
 _NEVER = ("NOAUTH", "WRONGPASS", "NOPERM", "OOM", "NOREPLICAS", "MISCONF", "WRONGTYPE", "CROSSSLOT", "would overflow")
 
 
-# Redis 6 wraps what a command inside a script was refused with; from 7 on the refusal itself comes first.
+# Redis 6 wraps the error of a command inside a script; from 7 on the error itself comes first.
 _WRAPPED = re.compile(r"ERR Error running script \(call to \w+\): (?:@user_script: ?\d+: )*-(?=[A-Z]+ )")
 
 
 @dataclass(frozen=True)
 class Dial:
-    """How to get through to a server: credentials, TLS, timeouts, and what to tell it first."""
+    """How to connect to a server: credentials, TLS, timeouts, and the first commands."""
 
     scheme: str
     user: str | None
@@ -53,18 +53,18 @@ class Dial:
     timeout: float
     opening: tuple[bytes, ...] = field(default=(), repr=False)
     name: str = "fencepost"
-    """By which CLIENT LIST shows the connections."""
+    """The name of the connections in CLIENT LIST."""
     login: Source[Secret] | None = None
-    """Whom to ask for user and password, if they are not fixed."""
+    """Returns user and password for each connection, if they are not fixed."""
 
     @property
     def patience(self) -> float:
-        """Seconds that it may take to have a connection: as long as credentials may take, too."""
+        """Seconds that opening a connection may take, with the time for getting credentials."""
         return self.connect_timeout + self.timeout + (0.0 if self.login is None else LONGEST)
 
     async def secret(self, most: float = LONGEST) -> Secret | None:
-        """Who logs in on the next connection; None: nobody does. BackendError if the caller's function fails, or takes
-        more than ``most`` seconds."""
+        """The credentials for the next connection; None for no login. BackendError if the caller's function fails, or
+        takes more than ``most`` seconds."""
         if self.login is not None:
             return await self.login.get(most)
         return None if self.password is None else Secret(self.user, self.password)
@@ -81,7 +81,7 @@ class Dial:
         return [*commands, *self.opening]
 
     def greets(self) -> list[Fits]:
-        """What is answered to the greeting; ``welcomed`` looks at what HELLO is."""
+        """The form of the answers to the greeting; ``welcomed`` checks the answer to HELLO."""
         return [answers.anything, *([answers.ok] if self.db else ()), *([answers.text] * len(self.opening))]
 
     def welcomed(self, endpoint: Endpoint, replies: Sequence[Any], secret: Secret | None) -> None:
@@ -113,7 +113,7 @@ class Dial:
         return BackendError(f"Redis at {spell(endpoint)}: {clipped(why)}", backend=self.scheme, ambiguous=ambiguous)
 
     def socket(self, endpoint: Endpoint) -> socket.socket:
-        """A connected blocking socket. Where the kernel can keep its timeouts it does, which costs no system call."""
+        """A connected blocking socket. If possible, the kernel enforces its timeouts, which costs no system call."""
         host, port = endpoint
         if port is None and not hasattr(socket, "AF_UNIX"):
             self.fail(endpoint, "this system has no Unix sockets; give host and port", ambiguous=False)
@@ -135,12 +135,12 @@ class Dial:
 
 
 def cause(reply: Any) -> str:
-    """What a server's error says, by its code: also where an older Redis wraps what happened inside a script."""
+    """The text of a server's error, code first, also if an older Redis wraps an error from inside a script."""
     return _WRAPPED.sub("", clipped(reply), count=1)
 
 
 def _unsaid(text: str, secret: Secret | None) -> str:
-    """What a server answered to the greeting, without the password: one that does not know HELLO repeats all of it."""
+    """A server's answer to the greeting, without the password: a server that does not know HELLO repeats all of it."""
     text = text.partition(", with args beginning with")[0]
     if secret is None or not secret.password:
         return text
@@ -149,17 +149,17 @@ def _unsaid(text: str, secret: Secret | None) -> str:
 
 
 def clipped(said: object) -> str:
-    """What a server said, as far as it fits into a message: it may send any amount of text."""
+    """A server's message, cut to a limit: a server may send any amount of text."""
     text = str(said)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 class Denied(BackendError):
-    """The server answered that it will not do this, and will not a little later either."""
+    """The server refused the request, and a retry soon after would not help."""
 
 
 def refusal(reply: Any, scheme: str) -> BackendError:
-    """What a server's error means for the lock that was asked for."""
+    """The BackendError for a server's error, with advice."""
     text = cause(reply)
     if "WRONGTYPE" in text:
         text += "; the lock's key is in use for something else: give locks a ?prefix= of their own"
@@ -171,11 +171,11 @@ def refusal(reply: Any, scheme: str) -> BackendError:
 
 
 GARBAGE = (ProtocolError, TypeError)
-"""What the parser raises for bytes that are no reply; TypeError for a map whose keys are lists."""
+"""What the parser raises for bytes that are not a reply; TypeError for a map whose keys are lists."""
 
 
 def garbled(error: Exception) -> OSError:
-    """A connection that brings what no Redis says is of no more use than one that broke."""
+    """The error for bytes that are not Redis's protocol; the connection is then treated as broken."""
     return ConnectionAbortedError(f"{error}; either this is no Redis, or it speaks TLS, as rediss:// does")
 
 
@@ -185,7 +185,7 @@ def fitting(reply: Any, fits: Fits) -> bool:
 
 
 def astray() -> OSError:
-    """From such a reply on nobody can tell which one belongs to which request."""
+    """The error for a reply to no request: from then on it is not certain which reply belongs to which request."""
     return ConnectionAbortedError("the server sent a reply that answers no request")
 
 

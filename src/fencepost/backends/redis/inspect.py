@@ -1,4 +1,4 @@
-"""The locks of a Redis as anybody sees them, and their end by force."""
+"""The locks of a Redis as every client sees them, and breaking them by force."""
 
 from collections.abc import Sequence
 from math import inf
@@ -17,7 +17,7 @@ _AT_ONCE = 100  # locks that one round trip asks for
 
 
 class View:
-    """What an operator asks for."""
+    """The requests of operators."""
 
     def __init__(self, calls: Calls, layout: Layout, scripts: Scripts, scheme: str) -> None:
         self._calls = calls
@@ -39,7 +39,7 @@ class View:
             for first in range(0, len(names), _AT_ONCE):
                 some = names[first : first + _AT_ONCE]
                 found |= zip(some, await self._several(some, transport), strict=True)
-        # Without a prefix of our own, a key that is not one of ours is anybody's.
+        # Without a prefix, a key with a value of another form may be anything, not only a lock.
         return [each for _, each in sorted(found.items()) if each and (each.token or self._layout.prefix)]
 
     async def _several(self, names: Sequence[str], transport: Transport) -> list[Status | None]:
@@ -54,7 +54,7 @@ class View:
         ]
 
     async def break_lock(self, name: str) -> Status | None:
-        """Hand the lock on by force; the hold that this ended."""
+        """Take the lock from its holder and hand it over; return the hold that this ended."""
         keys = self._layout.keys(name)
         return _seen(name, await self._calls.run(self._scripts.break_lock, (keys.lock, keys.queue, keys.counter)))
 
@@ -63,7 +63,7 @@ def _seen(name: str, reply: Any) -> Status | None:
     if reply is None:
         return None
     value, left, entries, *shares = reply
-    # What is not of our making, in a queue or among the shares, is passed over, as the scripts do.
+    # Skip queue entries and shares that fencepost did not write, as the scripts do.
     queued = (entry.decode("utf-8", "replace").split(":", 2) for entry in entries)
     waiters = tuple(parts[2] for parts in queued if len(parts) == 3)
     if shares:
@@ -79,7 +79,7 @@ def _seen(name: str, reply: Any) -> Status | None:
 
 
 async def held(transport: Transport, layout: Layout, prefix: str, scheme: str) -> list[str]:
-    """The names of the locks under ``prefix`` that somebody holds at this server."""
+    """The names of the locks under ``prefix`` that are held at this server."""
     pattern = "".join(f"\\{each}" if each in "*?[]\\^-" else each for each in layout.prefix + prefix) + "*"
     names: list[str] = []
     cursor = b"0"

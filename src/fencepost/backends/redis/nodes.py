@@ -1,4 +1,4 @@
-"""One server: where requests go, and from where messages to this process come."""
+"""One server: the connections for requests to it, and for its messages to this process."""
 
 import logging
 import threading
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from fencepost.backends.redis.stream import Stream
 
 Transport: TypeAlias = Union[Pool, "Stream"]
-"""Where requests go: blocking code does not load the stream, and asyncio with it."""
+"""What sends requests. Blocking code does not load the stream, and so does not load asyncio."""
 Hear = Callable[["Node", list[Any]], None]
 Lost = Callable[["Node"], None]
 
 _log = logging.getLogger("fencepost")
-_LISTEN = 5.0  # seconds of silence after which a listening socket asks whether the server is still there
-_ANSWER = 5.0  # seconds within which it has to hear something then
+_LISTEN = 5.0  # after this many seconds of silence, the listener sends a PING
+_ANSWER = 5.0  # seconds within which something must arrive then
 
 
 class Node(ABC):
-    """One server. ``hear`` receives what is published to ``channel``; ``lost`` is told of every gap in that."""
+    """One server. ``hear`` receives what is published to ``channel``; ``lost`` is called if messages may be missing."""
 
     def __init__(self, dial: Dial, locate: Locate, channel: str, hear: Hear, lost: Lost) -> None:
         self.dial = dial
@@ -42,9 +42,9 @@ class Node(ABC):
         self.hear = hear
         self.lost = lost
         self.failed: Callable[[Node], None] = _ignore
-        """Told whenever the server could not be reached, or a connection to it broke."""
+        """Called whenever the server could not be reached, or a connection to it broke."""
         self.transport: Transport | None = None
-        """Where requests go; None if there is no connection."""
+        """What sends requests; None if there is no connection."""
 
     @property
     @abstractmethod
@@ -57,11 +57,11 @@ class Node(ABC):
 
     @abstractmethod
     async def ready(self) -> Transport:
-        """``transport``, connected first where there is none."""
+        """``transport``, connected first if there is none."""
 
     @abstractmethod
     async def listen(self) -> None:
-        """Return once messages arrive, or once they do for every request sent after this."""
+        """Return once we are subscribed, or once every request sent after this will arrive after the subscription."""
 
     def close(self) -> None:
         """Drop the connections; the next request opens another."""
@@ -74,11 +74,11 @@ class Node(ABC):
 
     @abstractmethod
     def forked(self) -> None:
-        """Let go of the parent's connections."""
+        """In a forked child: drop the parent's connections."""
 
 
 class ThreadNode(Node):
-    """A server as blocking code sees it: a pool for requests, one more connection and thread for messages."""
+    """A server for blocking code: a pool for requests, and another connection with its own thread for messages."""
 
     transport: Pool
 
@@ -141,12 +141,12 @@ class ThreadNode(Node):
 
 
 def cannot_listen(dial: Dial, why: object, kind: type[BackendError] = BackendError, *, ambiguous: bool) -> BackendError:
-    """The error of an acquire that would wait, and cannot be told of its turn."""
+    """The error for an acquire that would have to wait, but cannot be notified of its grant."""
     return kind(f"cannot listen for grants: {why}", backend=dial.scheme, ambiguous=ambiguous)
 
 
 class Listener:
-    """Listens on a thread of its own, and comes back by itself after every loss of its connection."""
+    """Listens on its own thread, and connects again whenever its connection is lost."""
 
     def __init__(self, node: ThreadNode) -> None:
         self._node = node
@@ -154,12 +154,12 @@ class Listener:
         self.socket: Socket | None = None
         self.up = Flag()
         self.settled = Flag()
-        """Whether there is something to say to those who wait until it listens: it does, may not, or was closed."""
+        """Set once the callers of ``Node.listen`` can go on: it listens, or was refused, or was closed."""
         self.refused = False
         self.failure: BackendError | None = None
 
     def start(self) -> None:
-        """Begin to listen, unless it does already."""
+        """Begin to listen, unless it listens already."""
         self._service.start()
 
     async def _keep(self, run: Run) -> None:
@@ -200,12 +200,12 @@ class Listener:
             return
         if not subscribed(answer):
             raise astray()
-        node.lost(node)  # from now on nothing is missed; what was before has to be asked for
+        node.lost(node)  # from now on no message is missed; for earlier grants the waiters have to ask
         self.refused = False
         self.up.set()
         self.settled.set()
         connection.allow(_LISTEN)
-        silent, owed = False, 0  # PINGs that were not answered yet; messages may come before an answer
+        silent, owed = False, 0  # owed: PINGs that were not answered yet; messages may arrive before the answer
         while run.current:
             try:
                 push = connection.read()

@@ -1,4 +1,4 @@
-"""Blocking connections: hiredis packs and parses, nothing else stands between us and the socket."""
+"""Blocking connections: hiredis packs and parses, directly on a socket."""
 
 import socket
 import threading
@@ -20,7 +20,7 @@ from fencepost.driver.scope import deadline, patience
 from fencepost.driver.sockets import READABLE, limit, poller
 from fencepost.errors import BackendError
 
-_MOST = 32  # sockets of a pool: more threads than that take turns
+_MOST = 32  # the most sockets of a pool; more threads than that take turns
 
 
 class Socket:
@@ -55,7 +55,7 @@ class Socket:
             self._more = reader.has_data
             self._recv = self.raw.recv
             self._timeout = self._patience = dial.timeout
-            self._limit = dial.timeout if self.raw.gettimeout() is None else 0.0  # else Python keeps the time itself
+            self._limit = dial.timeout if self.raw.gettimeout() is None else 0.0  # 0: Python enforces the timeout
             self._send = self.raw.sendall
             self._poll = poller()
             self._tls: Any = None if dial.tls is None else self.raw
@@ -68,7 +68,7 @@ class Socket:
             raise
 
     def call(self, request: bytes, fits: Fits) -> Any:
-        """One round trip; OSError if the connection broke, or what came fits no answer: it may have happened."""
+        """One round trip; OSError if the connection broke, or the reply does not fit: it may have been executed."""
         self._send(request)
         until = None
         while True:
@@ -87,10 +87,10 @@ class Socket:
             until = until or monotonic() + self._timeout
 
     def _receive(self, until: float | None) -> bytes:
-        """What comes next, until an instant or for as long as an answer may take."""
+        """The next bytes, at ``until`` at the latest, or within the time that an answer may take."""
         if self._limit and (until is not None or interrupts.on_main_thread() or deadline.get() is not None):
-            # The kernel restarts its timeout after every signal: with many of them, recv() would never end. And it
-            # does not know how long the caller waits.
+            # The kernel restarts its timeout after every signal: with many signals, recv() would never end. Also, the
+            # kernel does not know how long the caller is willing to wait.
             if not interruptible(self._poll.poll, self._left(until) * 1000):
                 raise TimeoutError("timed out")
         elif not self._limit:
@@ -101,7 +101,7 @@ class Socket:
         return patience(self._patience if until is None else max(0.0, until - monotonic()))
 
     def allow(self, seconds: float) -> None:
-        """From now on, let each reply or message take so long to begin."""
+        """From now on, each reply or message may take ``seconds`` to begin."""
         self._patience = seconds
         if self._limit:
             limit(self.raw, seconds)
@@ -135,7 +135,7 @@ class Socket:
             pass  # it is closed already
 
     def read(self) -> Any:
-        """The next reply or message. One that comes bit by bit is waited for once more as long as for any, at most."""
+        """The next reply or message. After its first bytes, the rest must arrive within the timeout."""
         until = None
         try:
             while (reply := self._gets()) is NOTHING:
@@ -149,16 +149,16 @@ class Socket:
         return reply
 
     def fresh(self) -> bool:
-        """Whether nothing has come on an idle connection: its end, or a reply that the next request would take for
-        its own."""
-        # Not by a recv() that does not wait: with gevent's sockets every recv() does.
-        if self.raw.fileno() < 0:  # another thread has closed it meanwhile, and its number may be another's by now
+        """Whether nothing has arrived on an idle connection: neither its end, nor a reply that the next request would
+        take for its own."""
+        # A non-blocking recv() would not do: with gevent's sockets every recv() waits.
+        if self.raw.fileno() < 0:  # another thread has closed it; another file may have its number by now
             return False
         return not (self._poll.poll(0) or (self._tls is not None and self._tls.pending()))
 
 
 class Pool:
-    """Blocking connections to one server, shared by all threads; each opened when no other is free."""
+    """Blocking connections to one server, shared by all threads; a new one is opened when none is idle."""
 
     ordered = False
     refused: ReplyError | None = None
@@ -172,7 +172,7 @@ class Pool:
     def _reset(self) -> None:
         self._idle: deque[Socket] = deque()
         self._sockets: set[Socket] = set()
-        """Those in use as well: a forked child lets go of all of them."""
+        """All open sockets, also those in use: a forked child drops all of them."""
         self._room = threading.Condition()
         self._opened = 0
         self._queued = 0
@@ -197,7 +197,7 @@ class Pool:
         return replies
 
     def spare(self) -> Socket | None:
-        """An idle connection, for the caller alone until it gives it ``back`` or drops it; None if there is none."""
+        """An idle connection, for this caller alone until it calls ``back`` or ``drop``; None if there is none."""
         while self._idle:
             try:
                 connection = self._idle.pop()
@@ -206,22 +206,22 @@ class Pool:
             try:
                 if connection.fresh():
                     return connection
-            except BaseException:  # for example, out of memory: it would count as open from now on
+            except BaseException:  # such as MemoryError: the connection would count as open forever
                 self.drop(connection)
                 raise
             self.drop(connection)
         return None
 
     async def open(self, secret: Secret | None = None) -> Socket:
-        """One more connection, for the caller alone; its turn has to come if there are many.
+        """A new connection, for this caller alone; the caller waits for its turn if there are too many.
 
-        It logs in with ``secret``, or with what the credentials are then.
+        It logs in with ``secret``, or with the present credentials.
         """
         with self._room:
             while self._opened >= _MOST:
                 self._queued += 1
                 try:
-                    self._room.wait(0.05)  # who gave one back just now may not have seen us
+                    self._room.wait(0.05)  # a thread that gave one back just now may not have noticed that we wait
                 finally:
                     self._queued -= 1
                 if (connection := self.spare()) is not None:
@@ -247,7 +247,7 @@ class Pool:
             raise
 
     def back(self, connection: Socket) -> None:
-        """Take back a connection on which everything was answered."""
+        """Take back a connection on which all requests were answered."""
         self._idle.append(connection)
         if self._queued:
             with self._room:
@@ -272,7 +272,7 @@ class Pool:
         raise error
 
     def suspect(self, silent: bool) -> None:
-        """A connection failed. Where it fell silent they all may have, and looking at them shows nothing."""
+        """Note that a connection failed. If it was ``silent``, close the idle ones: they may be dead too, unnoticed."""
         if silent:
             self.close()
         self._failed()
@@ -286,7 +286,7 @@ class Pool:
                 return
 
     def end(self) -> None:
-        """Drop those in use as well, as soon as they are given back."""
+        """Drop every idle connection, and those in use as soon as they are given back."""
         self._ended = True
         self.close()
 

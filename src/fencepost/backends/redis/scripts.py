@@ -18,7 +18,7 @@ from fencepost.backends.redis.connection import pack
 from fencepost.errors import ConfigError
 from fencepost.rule import MAX_TOKEN
 
-# No lock's name contains it, so no lock's key is ever another key of ours.
+# No lock's name contains this character, so the key of a lock is never equal to another key of ours.
 MARK = "\x1f"
 SLOTS = 16384
 
@@ -27,21 +27,21 @@ _TAG = re.compile(r"\{([^}]+)\}")
 
 
 class Script(NamedTuple):
-    """A script as the server knows it: by its hash once it has seen the text."""
+    """A script. Once the server has its text, requests name the script by its hash."""
 
     name: str
     text: str
     sha: str
     fits: Fits
-    """What its answer looks like."""
+    """Whether a reply can be the script's answer."""
 
     def head(self, keys: int, args: int) -> str:
-        """How a request for it begins, up to its keys."""
+        """The beginning of a request for it, up to the keys."""
         return f"*{3 + keys + args}\r\n$7\r\nEVALSHA\r\n$40\r\n{self.sha}\r\n$1\r\n{keys}\r\n"
 
 
 class Scripts(NamedTuple):
-    """Every script of one way to mint tokens."""
+    """All scripts, for one way to mint tokens."""
 
     take: Script
     share: Script
@@ -59,10 +59,10 @@ class Scripts(NamedTuple):
 def build(
     name: str, variants: Mapping[str, str], source: str | None = None, numbers: Mapping[str, int] | None = None
 ) -> Script:
-    """The script in a file of that name, or ``source``, with the parts it needs put in where it says so.
+    """The script in a file of that name, or ``source``, with its parts inserted at its ``needs`` comments.
 
-    Parts are inlined late so that the fast path parses as little Lua as possible; ``variants`` says which files have a
-    part, ``numbers`` what stands for ``$name`` in them. A ``source`` is a script that answers a number.
+    Parts are inserted late in a script, so that its fast path parses as little Lua as possible. ``variants`` maps parts
+    to files, ``numbers`` gives the values of ``$name``. A ``source`` must be a script that answers a number.
     """
 
     def parts(needs: re.Match[str]) -> str:
@@ -78,25 +78,25 @@ def build(
 
 @functools.cache
 def _part(name: str) -> str:
-    # Not by importlib.resources, which loads tempfile, shutil and zipfile for it.
+    # Without importlib.resources, which would load tempfile, shutil and zipfile.
     found = pkgutil.get_data("fencepost.backends.redis", f"lua/{name}.lua")
     assert found is not None, "a package is loaded by something that can read it"
     return found.decode()
 
 
-_TURN = 2  # of three parts of the time that a lock is busy, two are its waiters' and one is a gap
+_TURN = 2  # the waiters' turn is twice as long as the gap: a contended lock is free for at most a third of the time
 
 
 @functools.cache
 def scripts(fence: str, pollers: float = 0.0) -> Scripts:
     """The scripts that mint by ``fence``, ``clock`` or ``counter``.
 
-    They leave gaps for clients that try every ``pollers`` seconds to take a lock by SET NX, unless that is 0.
+    If ``pollers`` is not 0, they leave gaps for clients that try every ``pollers`` seconds to take a lock by SET NX.
     """
     variants, numbers = {"mint": f"mint_{fence}"}, {}
     if pollers:
         variants |= {"hand_over": "hand_over, gaps", "settle": "settle, gaps_kept"}
-        gap = ceil(pollers * 1100) + 2  # ms: such a client sleeps, and then its request takes a while
+        gap = ceil(pollers * 1100) + 2  # ms: the client's sleep, and some time for its request
         numbers = {"gap": gap, "turn": gap * _TURN}
     return Scripts(*(build(name, variants, numbers=numbers) for name in Scripts._fields))
 
@@ -105,23 +105,23 @@ class Keys(NamedTuple):
     """The keys of one lock; all of them live in one slot of a cluster."""
 
     lock: str
-    """Holds ``holder:token`` and expires with the lease; a plain ``SET NX PX`` client holds it too. Shared, it holds
-    ``:0``, and who shares it stands in a key beside it: see ``lua/cover.lua``."""
+    """Its value is ``holder:token``, and it expires with the lease; a plain ``SET NX PX`` client uses the same key. The
+    value of a shared lock is ``:0``, and its sharers are in another key: see ``lua/cover.lua``."""
     queue: str
-    """Sorted set of the waiters, only while there are any."""
+    """Sorted set of the waiters; it exists only while there are any."""
     gone: str
-    """Set of holders whose late requests are refused; only after a connection broke, and not for long."""
+    """Set of holders whose late requests are refused; it exists only for a while after a connection broke."""
     counter: str
     """The last token."""
     to_take: str
-    """The first four as a request has them."""
+    """The first four, packed for a request."""
     to_release: str
-    """Lock, queue and counter as a request has them."""
+    """Lock, queue and counter, packed for a request."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which keys a lock has, within one namespace."""
+    """The keys of locks, within one namespace."""
 
     prefix: str
     fence: str
@@ -176,7 +176,8 @@ def _packed(lock: str, queue: str, gone: str, counter: str) -> Keys:
 
 
 def slot(key: str) -> int:
-    """The slot of a cluster that a key lives in: by its first non-empty hash tag, else by all of it."""
+    """The cluster slot of a key: of its hash tag, between the first ``{`` and the next ``}``, or of all of it if that
+    is missing or empty."""
     begin = key.find("{")
     if begin >= 0:
         end = key.find("}", begin + 1)
@@ -187,7 +188,7 @@ def slot(key: str) -> int:
 
 @functools.cache
 def tags() -> list[str]:
-    """For each slot a hash tag that lives in it: a lock's own name may not do as one, with braces in it."""
+    """For each slot a hash tag that belongs to it: a lock's name cannot always be the tag, as it may contain braces."""
     found: dict[int, str] = {}
     number = 0
     while len(found) < SLOTS:
@@ -197,12 +198,12 @@ def tags() -> list[str]:
 
 
 _DIGITS = len(str(MAX_TOKEN))
-KEEP = 60_000  # ms that a queue outlives its last live waiter
-_TO_KEEP = f"\r\n$5\r\n{KEEP}\r\n"  # as a request ends with it, after the argument before
+KEEP = 60_000  # ms for which a queue stays after its last waiter has died
+_TO_KEEP = f"\r\n$5\r\n{KEEP}\r\n"  # the end of a request: it closes the argument before KEEP, and adds KEEP
 
 
 class Requests:
-    """Packs for one way to mint tokens."""
+    """Packs requests, for one way to mint tokens."""
 
     def __init__(self, scripts: Scripts) -> None:
         self._take = scripts.take.head(4, 5)
@@ -220,7 +221,7 @@ class Requests:
         return f"{self._take}{keys.to_take}${size}\r\n{holder}\r\n{amounts}${length}\r\n{entry}{_TO_KEEP}".encode()
 
     def release(self, keys: Keys, own: str, channel: str | None = None) -> bytes:
-        """``channel`` is that of this process, if it has waiters for the lock: the answer tells them of a grant."""
+        """``channel`` is that of this process, if it has waiters for the lock: the answer then names their grants."""
         size = len(own) if own.isascii() else len(own.encode())
         if channel is None:
             return f"{self._release}{keys.to_release}${size}\r\n{own}\r\n".encode()
@@ -237,7 +238,7 @@ class Requests:
         return pack(tuple(words))
 
     def own(self, hold: Hold) -> tuple[str, int]:
-        """What a lock holds while it is this hold's, and its ttl in ms."""
+        """The value of the lock's key while this hold has it, and its ttl in ms."""
         return f"{hold.holder}:{hold.token}", kept(hold.ttl)
 
 
@@ -248,12 +249,12 @@ def kept(ttl: float) -> int:
 
 
 def remains(ms: float) -> float:
-    """For how many seconds the holder may count on a lease that its server keeps for so long."""
+    """For how many seconds the holder may count on a lease that its server keeps for ``ms`` milliseconds."""
     return margin.remains(ms / 1000)
 
 
 def owner(value: str) -> tuple[str, int]:
-    """The holder and the token in a lock's value; token 0 if another client made it, which may end in anything."""
+    """The holder and the token in a lock's value; token 0 for another library's value, which may have any form."""
     holder, _, text = value.rpartition(":")
     if (
         holder
@@ -268,6 +269,6 @@ def owner(value: str) -> tuple[str, int]:
 
 @lru_cache(64)
 def _amounts(ttl: float, most: int) -> str:
-    """The ttl in ms and the most that may wait: the same for nearly all who ask."""
+    """The ttl in ms and the most waiters, packed. Cached: nearly all callers use the same values."""
     ms = kept(ttl)
     return f"${len(str(ms))}\r\n{ms}\r\n${len(str(most))}\r\n{most}\r\n"

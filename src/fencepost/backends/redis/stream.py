@@ -1,6 +1,6 @@
 """One asyncio connection for all tasks: their concurrent requests leave in one write and are answered in order.
 
-It speaks RESP3, so it also receives what is published to it.
+It speaks RESP3, so it also receives published messages.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _ROOM = 65536  # bytes that are read at once
 
 
 class Subscription(Reply):
-    """The answer to SUBSCRIBE: a message if the server complies, a reply if it refuses."""
+    """The answer to SUBSCRIBE: a push message if the server accepts it, an error reply if it refuses."""
 
     def __init__(self, stream: "Stream") -> None:
         super().__init__(stream.loop, subscribed)
@@ -43,7 +43,7 @@ class Subscription(Reply):
 
 
 class Stream(asyncio.BufferedProtocol):
-    """One asyncio connection: requests of all tasks, answered in order, and messages as they come."""
+    """One asyncio connection: requests of all tasks, answered in order, and messages whenever they arrive."""
 
     ordered = True
 
@@ -57,8 +57,8 @@ class Stream(asyncio.BufferedProtocol):
         self._pending: deque[Reply] = deque()
         self._held: list[bytes] = []
         self._gets: Callable[[], Any]
-        # Of its own: for a plain Protocol asyncio makes room for 256 KiB before each read, which malloc() may well take
-        # from the kernel and give back to it each time. A view, because asyncio's TLS writes into slices of it.
+        # Our own buffer: for a plain Protocol asyncio allocates 256 KiB before each read, and malloc() may get them
+        # from the kernel and give them back each time. A view, because asyncio's TLS writes into slices of it.
         self._buffer = memoryview(bytearray(_ROOM))
         self._watch: asyncio.TimerHandle | None = None
         self._waiting: Reply | None = None
@@ -67,9 +67,9 @@ class Stream(asyncio.BufferedProtocol):
         self.endpoint = endpoint
         self.open = False
         self.listening = ""
-        """The channel that it subscribed to, also while the server has not answered yet."""
+        """The channel of the last SUBSCRIBE, even if the server has not answered yet; '' if there is none."""
         self.refused: ReplyError | None = None
-        """Why the server refused to let it subscribe, if it did so last."""
+        """The server's error if it refused the last SUBSCRIBE."""
         self.transport: asyncio.Transport
 
     @classmethod
@@ -98,7 +98,7 @@ class Stream(asyncio.BufferedProtocol):
             await stream.gone()
             if isinstance(error, OSError):  # TimeoutError is one
                 dial.fail(endpoint, f"cannot connect: {str(error) or 'no answer in time'}", ambiguous=False)
-            if isinstance(error, BackendError):  # nothing was asked for yet but to be let in
+            if isinstance(error, BackendError):  # only the greeting was sent so far
                 error.ambiguous = False
             raise
         return stream
@@ -106,12 +106,12 @@ class Stream(asyncio.BufferedProtocol):
     # What the event loop calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # as uvloop's is in all but its class
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's has the methods, but is no subclass
         raw = transport.get_extra_info("socket")
         if raw.family != getattr(socket, "AF_UNIX", None):
             keep_alive(raw)
         reader = Reader(notEnoughData=NOTHING)
-        # Its stub leaves out that it takes any buffer.
+        # Its stub does not say that it accepts any buffer.
         self._feed = cast("Callable[[memoryview, int, int], None]", reader.feed)
         self._gets = reader.gets
         self.open = True
@@ -139,7 +139,7 @@ class Stream(asyncio.BufferedProtocol):
         if self._watch is not None:
             self._watch.cancel()
         why = self._why or error or "the server closed the connection"
-        for reply in self._pending:  # to each its own: what raises an error adds to its traceback
+        for reply in self._pending:  # a new error for each: raising one object several times adds to its traceback
             reply.fail(self._dial.error(self.endpoint, why, ambiguous=True))
         self._pending.clear()
         self._gone.set()
@@ -148,7 +148,7 @@ class Stream(asyncio.BufferedProtocol):
     # Requests
 
     def call(self, request: bytes, fits: Fits, reply: Reply | None = None) -> Reply:
-        """Send soon: at once on an idle connection, else together with all that is asked in this turn of the loop.
+        """Send now if the connection is idle; otherwise together with all requests of this turn of the event loop.
 
         A reply that does not fit ends the connection.
         """
@@ -181,12 +181,12 @@ class Stream(asyncio.BufferedProtocol):
             self.transport.write(b"".join(held))
 
     def listen(self, channel: str) -> None:
-        """Subscribe before anything that is sent after this, unless the server has refused that."""
+        """Send SUBSCRIBE, before all later requests, unless the server has refused it before."""
         if self.listening != channel and self.refused is None:
             self.subscribe(channel)
 
     def subscribe(self, channel: str) -> Reply:
-        """Subscribe; the answer is a ReplyError if the server refuses that."""
+        """Subscribe; the answer is a ReplyError if the server refuses."""
         self.listening = channel
         return self.call(pack(("SUBSCRIBE", channel)), subscribed, Subscription(self))
 
@@ -198,7 +198,10 @@ class Stream(asyncio.BufferedProtocol):
             self.refused = None
 
     def _check(self) -> None:
-        """One watch for all requests: a server that answers none of them for ``timeout`` is given up."""
+        """Give up the connection if its oldest request has waited for ``timeout``, or up to twice that.
+
+        One timer serves all requests.
+        """
         self._watch = None
         if not self._pending:
             self._waiting = None
@@ -217,7 +220,7 @@ class Stream(asyncio.BufferedProtocol):
     def close(self) -> None:
         self._lost = _ignore
         if self.open and not self.loop.is_closed():
-            self.transport.abort()  # everything was answered; a TLS good-bye would take a round trip
+            self.transport.abort()  # all requests were answered; TLS's close_notify would take a round trip
 
     async def gone(self) -> None:
         """Return once the connection is closed."""

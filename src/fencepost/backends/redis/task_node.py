@@ -1,4 +1,4 @@
-"""A server as asyncio code sees it."""
+"""One server, for asyncio code."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from fencepost.errors import BackendError
 
 
 class TaskNode(Node):
-    """One connection, for requests and messages both."""
+    """One connection, both for requests and for messages."""
 
     transport: Stream | None
     _listens = False
@@ -43,7 +43,7 @@ class TaskNode(Node):
             raise BackendError(f"Redis: {error}", backend=self.dial.scheme, ambiguous=False) from None
 
     def _connecting(self, secret: Secret | None) -> "asyncio.Task[Stream]":
-        """The attempt that is under way, not any caller's to cancel: others wait for the same connection."""
+        """The attempt to connect that is under way. Callers must not cancel it: others wait for the same connection."""
         opening = self._opening
         if opening is None or opening.done() or opening.get_loop() is not asyncio.get_running_loop():
             opening = self._opening = shared(self._open(secret), "fencepost-redis-connect")
@@ -58,7 +58,7 @@ class TaskNode(Node):
             if self._listens:
                 stream.listen(self.channel)
             self._keeper = asyncio.create_task(self._keep(stream), name="fencepost-redis-connection")
-            if self._ended:  # it is for a clean-up only
+            if self._ended:  # this connection is only for a clean-up
                 asyncio.get_running_loop().call_later(self.dial.timeout, stream.close)
             return stream
         except BackendError:
@@ -68,11 +68,11 @@ class TaskNode(Node):
             self._opening = None
 
     async def _keep(self, stream: Stream) -> None:
-        """Close the connection when the event loop ends, should nobody have done so."""
+        """Close the connection when the event loop ends, if it is still open."""
         try:
             await stream.gone()
         except asyncio.CancelledError:
-            # Those who wait are cancelled too: what they clean up goes first.
+            # The tasks that wait for locks are cancelled as well: let them send their clean-ups first.
             await asyncio.sleep(0.05)
             try:
                 await stream.call(pack(("PING",)), pong)
@@ -91,7 +91,7 @@ class TaskNode(Node):
         self._listens = True
         stream = await self.ready()
         stream.listen(self.channel)
-        if stream.refused is not None:  # that may have changed
+        if stream.refused is not None:  # try again: the server's ACL may have changed
             answer = await stream.subscribe(self.channel)
             if answer.__class__ is ReplyError:
                 raise cannot_listen(self.dial, answer, Denied, ambiguous=False)

@@ -1,4 +1,4 @@
-"""The servers behind a URL: one, the one that Sentinel names, or the masters of a cluster."""
+"""The servers behind a URL: a single one, the master that Sentinel names, or the masters of a cluster."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,15 +19,15 @@ from fencepost.driver import Driver
 from fencepost.errors import BackendError, ConfigError
 
 _REDIRECTED = re.compile(r"(MOVED|ASK) ([0-9]{1,5}) (.*):([0-9]{1,5})")
-_FORGET = 0.5  # seconds within which nothing is looked for again
+_FORGET = 0.5  # for this many seconds after looking for servers, failures do not cause another search
 
 
 Remap = Callable[[tuple[str, int]], tuple[str, int]]
-"""Says where a server is that the cluster, or Sentinel, knows by another address."""
+"""Translates an address that the cluster or Sentinel names into one that this client can reach."""
 
 
 async def ask(driver: Driver, dial: Dial, endpoint: Endpoint, request: bytes, fits: Fits) -> Any:
-    """Send a request over a connection of its own."""
+    """Send a request over a new connection, and close that."""
     if not driver.blocking:
         from fencepost.backends.redis.stream import Stream
 
@@ -47,7 +47,7 @@ async def ask(driver: Driver, dial: Dial, endpoint: Endpoint, request: bytes, fi
 
 
 def kind(driver: Driver) -> type[Node]:
-    """The nodes for threads, or for asyncio, which a blocking program does not load."""
+    """The class of nodes, for threads or for asyncio. A blocking program does not load the latter."""
     if driver.blocking:
         return ThreadNode
     from fencepost.backends.redis.task_node import TaskNode
@@ -56,7 +56,7 @@ def kind(driver: Driver) -> type[Node]:
 
 
 class Single:
-    """One server, or whatever ``locate`` finds."""
+    """The one server that ``locate`` finds."""
 
     def __init__(self, driver: Driver, dial: Dial, locate: Locate, channel: str, hear: Hear, lost: Lost) -> None:
         node = kind(driver)(dial, locate, channel, hear, lost)
@@ -67,7 +67,7 @@ class Single:
 
     @property
     def nodes(self) -> list[Node]:
-        """Every server that was talked to."""
+        """Every server to which requests may have been sent."""
         return [self._node]
 
     async def at(self, key: str) -> Node:
@@ -75,7 +75,7 @@ class Single:
         return self._node
 
     def home(self, key: str) -> Node | None:
-        """The same as far as it is known, where there is more than one."""
+        """In a cluster, the server that has ``key``, as far as that is known; otherwise None."""
         return None
 
     async def all(self) -> list[Node]:
@@ -83,18 +83,18 @@ class Single:
         return self.nodes
 
     def moved(self, text: str, node: Node | None) -> tuple[Node, bool]:
-        """Where a redirection by ``node`` leads, and whether for this once only.
+        """The target of a redirection by ``node``, and whether it counts for this request only.
 
-        Raises ConfigError where nobody is to be redirected.
+        Raises ConfigError if this is not a cluster.
         """
         raise ConfigError(
             "this Redis is a node of a cluster; connect to it with redis+cluster:// (or rediss+cluster://)"
         )
 
     def forget(self) -> None:
-        """Something is not where it was: look for it again."""
+        """Look for the servers again, because a key is no longer where it was."""
         now = self._driver.now()
-        if now - self._forgotten > _FORGET:  # what was asked before the last time says nothing about what came after it
+        if now - self._forgotten > _FORGET:  # a request sent before the last search says nothing about its result
             self._forgotten = now
             self._node.close()
             self._node.lost(self._node)
@@ -125,7 +125,7 @@ class Masters(Single):
         self._known: tuple[Endpoint, ...] = ()
         """Every node of the cluster, replicas as well, as it was last described."""
         self._ill: dict[Node, float] = {}
-        """When a node was last not to be reached."""
+        """When a node could last not be reached."""
         self._discovered = -inf
 
     async def at(self, key: str) -> Node:
@@ -156,7 +156,7 @@ class Masters(Single):
         if told is None or int(told[2]) >= SLOTS or not (is_host(told[3]) and 0 < int(told[4]) < 65536):
             raise refusal(f"{text}; no server can be there", self._dial.scheme)
         kind, number, host, port = told.groups()
-        if not host:  # that of the node that says so
+        if not host:  # an empty host stands for the node that redirects
             here = node or self._slots[int(number)]
             host = next(
                 (endpoint[0] for endpoint, each in self._by_endpoint.items() if each is here), self._seeds[0][0]
@@ -175,7 +175,7 @@ class Masters(Single):
     def _node_at(self, endpoint: Endpoint) -> Node:
         node = self._by_endpoint.get(endpoint)
         if node is None:
-            # A cluster repeats what is published to all its nodes, so each of them has a channel of its own.
+            # A cluster repeats each message at all its nodes, so each node has a channel of its own.
             channel = f"{self._channel}@{spell(endpoint).replace(':', '.')}"
             node = self._by_endpoint.setdefault(
                 endpoint, kind(self._driver)(self._dial, fixed(endpoint), channel, self._hear, self._lost)
@@ -184,7 +184,7 @@ class Masters(Single):
         return node
 
     def _failed(self, node: Node) -> None:
-        """A node cannot be reached: another may have its slots by now."""
+        """Forget the slots of a node that cannot be reached: another node may have them by now."""
         now = self._driver.now()
         if any(each is node for each in self._by_endpoint.values()):
             self._ill[node] = now
@@ -198,7 +198,7 @@ class Masters(Single):
     async def _discover(self) -> None:
         failure: BackendError | None = None
         endpoints = dict.fromkeys([*self._known, *self._seeds])
-        # A node that hangs takes its time: those that failed last are asked last.
+        # A node that hangs costs time: ask the nodes that failed most recently last.
         for endpoint in sorted(endpoints, key=self._failed_at):
             try:
                 reply = await ask(self._driver, self._dial, endpoint, pack(("CLUSTER", "SLOTS")), answers.slots)
@@ -224,7 +224,7 @@ class Masters(Single):
         raise failure
 
     def _retire(self, masters: set[Node]) -> None:
-        """Let go of nodes that failed and have no slots any more; their waiters look for the new ones."""
+        """Drop nodes that failed and have no slots any more; their waiters look for the new nodes."""
         for endpoint, node in list(self._by_endpoint.items()):
             if node in self._ill and node not in masters:
                 del self._by_endpoint[endpoint]
@@ -238,7 +238,7 @@ class Masters(Single):
 
 
 def fixed(endpoint: Endpoint) -> Locate:
-    """Finds what the URL names."""
+    """Always finds the server that the URL names."""
 
     async def locate() -> Endpoint:
         return endpoint
@@ -254,9 +254,9 @@ def sentinel(
     apart: Dial | None = None,
     remap: Remap | None = None,
 ) -> Locate:
-    """Finds the master that the first sentinel to answer names, and that says itself that it is one.
+    """Finds the master that a sentinel names; the server itself must confirm that it is a master.
 
-    Sentinels are dialled as ``apart`` says. Without it they are given the master's credentials if they ask for some.
+    The connections to sentinels use ``apart``. Without it they use the master's credentials if a sentinel asks for any.
     """
     request = pack(("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service))
     guarded = replace(dial, db=0, opening=())

@@ -1,9 +1,9 @@
-"""Those of this process who wait: who they are, and a look-out for each server they wait at.
+"""The waiters of this process, and a look-out for each server at which they wait.
 
-A message names a waiter that was handed the lock. Anybody who may publish can send one, so it is no more than a hint:
-the waiter then asks the server whether it holds. What messages cannot tell (the holder died, or is a client that tells
-nobody, the message or the queue itself was lost) is found by looking, on the server's time: once per process and
-lock when the holder's lease expires, and every now and then.
+A message names a waiter that was granted the lock. Every client that may publish can send one, so it is only a hint:
+the waiter then asks the server whether it holds. No message comes if the holder died or is a client of another library,
+or if the message or the queue itself was lost. So the look-out asks the server, once per process and lock when the
+holder's lease expires, and from time to time.
 """
 
 import logging
@@ -23,17 +23,17 @@ from fencepost.lease import Grant
 _log = logging.getLogger("fencepost")
 
 POLL = 2.0  # seconds between two looks, at most
-FOREIGN = 0.1  # the same, while a client holds the lock that will not tell us of its release
+FOREIGN = 0.1  # the same, while a client of another library holds the lock: its release sends no message
 _LATE = 0.002  # Redis expires on whole milliseconds
-_STEP, _STEPS = 0.01, 50  # each place in the queue looks a little later, so that not all look at once
-_PATIENCE = 10.0  # seconds of denied looks after which the waiters are told; an outage only delays them
-_SLOW = 0.5  # seconds that a look takes to fail, after which the other locks of that server are not asked for
-_PARTED = 10_000  # former waiters to remember
+_STEP, _STEPS = 0.01, 50  # a waiter looks later the more are queued before it, so that not all look at once
+_PATIENCE = 10.0  # once looks have failed for so many seconds, a denied one fails the waiters; an outage never does
+_SLOW = 0.5  # if a look takes more seconds than this to fail, the other locks of that server are not asked for
+_PARTED = 10_000  # how many former waiters are remembered
 _LOOKS = 1.0  # seconds that a release waits for the answer to a look
 
 
 class Waiter:
-    """One who waits for a lock."""
+    """A waiter for a lock."""
 
     __slots__ = ("doubtful", "entry", "error", "grant", "hinted", "holder", "limit", "queue", "signal", "ttl")
 
@@ -46,11 +46,11 @@ class Waiter:
         self.entry = entry
         self.signal = signal
         self.limit = limit
-        """How many may share the lock, if that is what it waits for."""
+        """How many may share the lock, if it waits for a share; else None."""
         self.hinted = False
-        """A message said that it was handed the lock."""
+        """A message said that it was granted the lock."""
         self.doubtful = False
-        """A look of its failed, and may still arrive at the server."""
+        """One of its looks failed, and that request may still arrive at the server."""
         self.grant: Grant | None = None
         self.error: BackendError | None = None
 
@@ -66,11 +66,11 @@ class LocalQueue:
         self.node = node
         self.waiters: dict[str, Waiter] = {}
         self.audit = False
-        """Messages may have been missed: look for every waiter, not for the first only."""
+        """Messages may have been missed: look for every waiter, not only for the first."""
         self.failing: float | None = None
 
     def moved(self, node: Node) -> None:
-        """It lives at ``node`` now, and messages may have been missed."""
+        """Note that the lock is at ``node`` now, and that messages may have been missed."""
         self.node = node
         self.audit = True
 
@@ -78,8 +78,8 @@ class LocalQueue:
 class Waiters:
     """All waiters of one backend.
 
-    ``look`` asks how a waiter stands. ``forsake`` is told of a former waiter that was handed the lock again, or left
-    its entry behind: the lock, its holder, the token under which it may hold it all the same, and that entry.
+    ``look`` asks the server about a waiter. ``forsake`` is called for a former waiter that was granted the lock again,
+    or whose queue entry is left: with the lock, the holder, the token under which it may still hold it, and that entry.
     """
 
     def __init__(
@@ -98,19 +98,19 @@ class Waiters:
         self._early: dict[str, tuple[int, float] | None] = {}
         self._parted: dict[str, tuple[str, str]] = {}
         self._lookouts: Timers[Node, LocalQueue] = Timers(self._driver, self._look_at, "fencepost-redis-lookout")
-        """What looks for the waiters at each server."""
+        """For each server, the timer that looks for the waiters there."""
         self.queues: dict[str, LocalQueue] = {}
-        """By the name of the lock; only while somebody here waits for it."""
+        """By the name of the lock; only while this process has waiters for it."""
         self.waiters: dict[str, Waiter] = {}
         self.asking: dict[str, tuple[Transport, str]] = {}
-        """Holders whose request is under way: the connection it went over, and its entry for the queue."""
+        """Holders with a request in flight: the connection that it went over, and its entry for the queue."""
         self._looks: dict[str, Signal] = {}
         """By holder: set once the look-out's request for it was answered."""
 
     def join(
         self, name: str, keys: Keys, node: Node, holder: str, ttl: float, entry: str, limit: int | None = None
     ) -> Waiter:
-        """Register a waiter that the server has queued. Its grant may have come already."""
+        """Register a waiter that the server has queued. Its grant may have arrived already."""
         with self._gate:
             queue = self.queues.get(name)
             if queue is None:
@@ -143,12 +143,12 @@ class Waiters:
             return waiter
 
     def hear(self, node: Node, push: list[Any]) -> None:
-        """A message: perhaps one of ours was handed the lock."""
+        """Process a message: perhaps one of our waiters was granted the lock."""
         if push[:1] == [b"message"] and texts(push[1:]) and len(push) == 3:
             self._told(push[2].decode("utf-8", "replace"), None)
 
     def served(self, answer: Iterable[bytes], since: float) -> None:
-        """The server's answer to a request that was sent at ``since``: holders of ours that this handed the lock to."""
+        """Pass on the grants in the server's answer to a release that was sent at ``since``: holders and tokens."""
         parts = iter(answer)
         for holder, token in zip(parts, parts, strict=True):
             self._told(holder.decode(), (int(token), since))
@@ -161,7 +161,7 @@ class Waiters:
                 return
             parted = self._parted.get(holder)
         if waiter is None:
-            # The queue brought back one who is done, as after a failover: nobody waits for this grant.
+            # The queue contained a waiter that is done, as after a failover: this grant must be given back.
             if parted is not None:
                 self._forsake(parted[0], holder, parted[1], "")
         elif proven is not None:
@@ -171,7 +171,7 @@ class Waiters:
             waiter.signal.set()
 
     def give(self, waiter: Waiter, grant: Grant) -> bool:
-        """Wake a waiter with its grant; False if it does not wait any more, so that the caller must undo the grant."""
+        """Wake a waiter with its grant; False if it no longer waits: the caller must undo the grant."""
         with self._gate:
             if waiter.grant is not None:
                 return waiter.grant.token == grant.token
@@ -182,9 +182,9 @@ class Waiters:
         return True
 
     def stands(self, waiter: Waiter, reply: list[int]) -> bool:
-        """The server's answer: the holder's time left, the place in the queue, whether the holder is foreign.
+        """Plan the next look, by the server's answer: the holder's ms left, waiters before this one, a foreign holder.
 
-        False if the waiter does not wait any more; its queue entry must be removed.
+        False if the waiter no longer waits: the caller must remove its queue entry.
         """
         left, place, foreign = reply
         queue = waiter.queue
@@ -205,13 +205,13 @@ class Waiters:
         self._lookouts.at(queue.node).offer(queue, self._driver.now())
 
     def missed(self, name: str) -> None:
-        """One of this lock's waiters may have been handed it without being told."""
+        """Look soon, because one of this lock's waiters may have been granted it without a message."""
         queue = self.queues.get(name)
         if queue is not None:
             self.audit(queue)
 
     def lost(self, node: Node) -> None:
-        """Messages from a server may have been missed, and grants with them; the next may be another server's."""
+        """Look soon for all waiters at a server, because messages may have been missed, or the locks may have moved."""
         with self._gate:
             queues = [queue for queue in self.queues.values() if queue.node is node]
         for queue in queues:
@@ -226,19 +226,19 @@ class Waiters:
                 failure = await self._look_for(queue, failure)
 
     async def _look_for(self, queue: LocalQueue, failure: Exception | None) -> Exception | None:
-        """Look for a lock's waiters; why that failed, if the others at this server would only learn the same later."""
+        """Look for a lock's waiters; return an error that took long: then the server's other locks are skipped."""
         now = self._driver.now
         begun = now()
         audit, queue.audit = queue.audit, False
         with self._gate:
             waiters = list(queue.waiters.values())
         for waiter in waiters:
-            if abandoned(waiter.signal) and self.part(waiter.holder) is waiter:  # nobody is left who would leave
+            if abandoned(waiter.signal) and self.part(waiter.holder) is waiter:  # its loop is closed: leave for it
                 self._forsake(queue.name, waiter.holder, "", waiter.entry)
         slow = True
         if failure is None:
             try:
-                # One who has its grant already may be in an event loop that stands still: the next one looks.
+                # A waiter that has its grant may be in an event loop that stands still: look for the next one.
                 lacking = [each for each in waiters if each.grant is None and each.holder in queue.waiters]
                 for waiter in lacking if audit else lacking[:1]:
                     if waiter.grant is None and waiter.holder in queue.waiters:
@@ -255,12 +255,12 @@ class Waiters:
             queue.failing = queue.failing or now()
             if now() - queue.failing > _PATIENCE and isinstance(failure, Denied):
                 for waiter in waiters:
-                    # To each its own: what raises an error adds to its traceback.
+                    # A new error for each: raising one object several times adds to its traceback.
                     waiter.error = Denied(str(failure), backend=failure.backend, ambiguous=failure.ambiguous)
                     waiter.signal.set()
             self._lookouts.at(queue.node).offer(queue, now() + min(1.0, 0.05 + (now() - queue.failing) / 4))
         elif queue.waiters and (lookout := self._lookouts.at(queue.node)).left(queue) is None:
-            lookout.offer(queue, now() + FOREIGN)  # the first was granted the lock meanwhile: the next one looks
+            lookout.offer(queue, now() + FOREIGN)  # the first waiter has its grant now: look for the next one
         return failure if slow else None
 
     async def _look_once(self, queue: LocalQueue, waiter: Waiter) -> None:
@@ -268,14 +268,14 @@ class Waiters:
         try:
             await self._look(queue, waiter)
         finally:
-            if self._looks.get(waiter.holder) is answered:  # or its lock moved, and another server was asked since
+            if self._looks.get(waiter.holder) is answered:  # else its lock moved, and another server was asked since
                 del self._looks[waiter.holder]
             answered.set()
 
     async def looked(self, holder: str) -> None:
-        """Return once no look for ``holder`` is under way; or after a while, if the server does not answer.
+        """Return once no look for ``holder`` is in flight; or after a while, if the server does not answer.
 
-        It could arrive after the holder's release, and take the free lock for nobody.
+        The look could arrive after the holder's release, and take the free lock although nothing waits for it.
         """
         if self._looks and (answered := self._looks.get(holder)) is not None:
             await answered.wait(_LOOKS)

@@ -24,7 +24,7 @@ from fencepost.errors import BackendError, ConfigError
 from fencepost.lease import Grant
 from fencepost.rule import MAX_TOKEN
 
-_GONE = 60_000  # ms for which an attempt that was given up is refused, should it still arrive
+_GONE = 60_000  # ms for which a node refuses an attempt that was given up, if it arrives late
 _EVERY = 2**53 - 1  # larger than the number of any attempt
 _SOON, _LATEST = 0.01, 0.25  # seconds between two attempts of a waiter
 
@@ -37,9 +37,9 @@ class Redlock(Polling):
     """``redlock://h1:6379,h2,h3,h4,h5/0?node_timeout=500ms``: each lock is held in a majority of independent servers.
 
     ``redlocks://`` is the same with TLS.
-    Every node has the key ``prefix + name``. An attempt takes it where it is free, learns from each such node
-    the last token it knows, and has a majority remember a larger one before that token is anybody's: any
-    two majorities share a node, and there the second attempt comes after the first.
+    Every node has the key ``prefix + name``. An attempt takes it on each node where it is free, and reads the last
+    token of each such node. It writes a larger token to a majority before it uses that token. Any two majorities
+    share a node, so a later attempt finds the token of an earlier one there.
     """
 
     scheme = "redlock"
@@ -74,10 +74,10 @@ class Redlock(Polling):
         self._unasked: set[str] = set()
         """Holders whose attempt is still waiting for a connection."""
         self._unsettled: set[str] = set()
-        """Holders whose attempt is under way, or was cut off: any node may still carry it out."""
+        """Holders whose attempt is in flight, or was cut off: any node may still execute it."""
         self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._tried = 0
-        """The largest token of an attempt that too few nodes remembered."""
+        """The largest token of a failed attempt that nodes may have written."""
 
     # The contract
 
@@ -151,7 +151,7 @@ class Redlock(Polling):
         return [self._released(hold.name, answers) for hold, answers in zip(holds, said, strict=True)]
 
     def _released(self, name: str, said: dict[Member, Any]) -> bool | BackendError:
-        """What a release was answered, altogether."""
+        """The outcome of a release, from the answers of all nodes; wakes the first waiter of this process."""
         if waiter := self._standing.get(name):
             waiter.set()
         answer = self._renewal([reply for reply in said.values() if not isinstance(reply, BackendError)])
@@ -193,7 +193,7 @@ class Redlock(Polling):
     # The pieces
 
     async def _attempt(self, name: str, holder: str, ttl: float) -> Grant | None:
-        """Take the lock at a majority; None if others have too much of it, and then nothing is left of this."""
+        """Take the lock at a majority; None if other clients hold too many nodes. Then this attempt is undone."""
         nodes, keys = self._nodes, self.layout.keys(name)
         attempt = next(self._attempts)
         nodes.longest = max(nodes.longest, ttl)
@@ -208,7 +208,7 @@ class Redlock(Polling):
         silent = {member for member, reply in said.items() if isinstance(reply, BackendError) and reply.ambiguous}
         granted = {member: reply for member, reply in said.items() if isinstance(reply, list)}
         token = max((max(int(last) + 1, time) for last, time in granted.values()), default=0)
-        # A token of its own for each attempt, or what undoes a failed one would undo the next.
+        # Each attempt has its own token. Otherwise the clean-up of a failed attempt would undo the next one.
         token = max(token, self._tried + 1)
         keepers: dict[Member, Any] = {}
         if len(granted) >= nodes.quorum and token <= MAX_TOKEN:
@@ -224,7 +224,7 @@ class Redlock(Polling):
             with self._gate:
                 self._tried = max(self._tried, token)
             silent.update(member for member, reply in keepers.items() if isinstance(reply, BackendError))
-        # Undo this attempt and no other: a waiter goes on under the same holder.
+        # Undo only this attempt: a waiter makes its next attempts under the same holder.
         undone = token if keepers else ""
         if silent:
             nodes.owe(self._leave(name, holder, attempt, undone, _GONE), silent)
@@ -244,12 +244,12 @@ class Redlock(Polling):
         return None
 
     def _leave(self, name: str, holder: str, attempt: int, token: int | str, refused: int) -> Call:
-        """What has a node give up a holder's attempts up to this one, and what it holds under ``token``."""
+        """The call with which a node gives up a holder's attempts up to this one, and its hold under ``token``."""
         keys = self.layout.keys(name)
         return Call(node_scripts().leave, (keys.lock, _gone(keys, holder)), (holder, attempt, token, refused))
 
     async def _give_up(self, holds: Sequence[tuple[str, str, int | str]]) -> list[dict[Member, Any]]:
-        """End holders for good, everywhere: each has a lock's name, itself, and the token that it holds it under."""
+        """End holds on all nodes, for good; each is given as the lock's name, the holder and the token."""
         calls = [
             self._leave(name, holder, _EVERY, token, _GONE if holder in self._unsettled else 0)
             for name, holder, token in holds
@@ -264,7 +264,7 @@ class Redlock(Polling):
             raise self._nodes.lacking(errors, ambiguous=True)
 
     async def _status(self, name: str, script: Any) -> Status | None:
-        """The lock as the nodes see it. A holder counts that may have a majority, with the nodes that do not answer."""
+        """The lock as the nodes see it. A holder counts if it has a majority together with the silent nodes."""
         keys: Keys = self.layout.keys(name)
         wanted = (keys.lock, keys.queue) if script is node_scripts().status else (keys.lock, keys.queue, keys.counter)
         said = await self._nodes.one(Call(script, wanted))
@@ -286,7 +286,7 @@ class Redlock(Polling):
         answered = 0
         for member in sorted(self._nodes.all, key=lambda member: member.out is not None):
             try:
-                # One that is out is asked only if there is no majority without it.
+                # A node that is out is asked only if there is no majority without it.
                 if member.out is not None and answered >= self._nodes.quorum:
                     raise member.out
                 names.update(await held(await member.node.ready(), self.layout, prefix, self.scheme))
@@ -308,7 +308,7 @@ class Redlock(Polling):
 
 
 def _options(address: Address) -> Options:
-    """A Redis URL, except that the one timeout is a node's."""
+    """The options of a Redis URL, except that its only timeout is ``node_timeout``."""
     for key in ("fence", "wait_replicas", "pollers", "timeout", "connect_timeout"):
         if key in address.params:
             raise ConfigError(
@@ -325,5 +325,5 @@ def _options(address: Address) -> Options:
 
 
 def _gone(keys: Keys, holder: str) -> str:
-    """The key that has the number of this holder's last attempt that was given up; it expires by itself."""
+    """The key with the number of this holder's last attempt that was given up; it expires by itself."""
     return f"{keys.gone}{MARK}{holder}"

@@ -1,4 +1,4 @@
-"""Several servers asked at once: written to all of them, then read as the answers come."""
+"""Asks several servers at once: writes to all of them, then reads the answers as they arrive."""
 
 import asyncio
 import threading
@@ -21,9 +21,9 @@ from fencepost.driver.tasks import shared
 from fencepost.errors import BackendError
 
 Asked = Sequence[tuple[Node, Endpoint, Sequence[bytes], Sequence[Fits]]]
-"""For each server its requests, and what their answers look like."""
+"""For each server its requests, and the form of their answers."""
 Answers = list[list[Any] | BackendError]
-"""For each server its replies, or why there are none."""
+"""For each server its replies, or the error if there are none."""
 
 _LATE = "no answer in time"
 
@@ -36,9 +36,9 @@ async def ask(asked: Asked, dial: Dial) -> Answers:
 
 
 async def connect(nodes: Sequence[Node], dial: Dial, *, at_hand: int) -> list[BackendError | None]:
-    """Have a connection to each node, as far as one can be opened in ``dial.timeout``; why not, for each.
+    """Connect to each node within ``dial.timeout``; return for each the error, or None.
 
-    There are so many ``at_hand`` already.
+    ``at_hand`` is the number of nodes that have a connection already.
     """
     secret = await _secret(dial, at_hand, len(nodes))
     wanted = [node for node in nodes if isinstance(node, TaskNode)]
@@ -63,7 +63,7 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
                 connections[:] = [connection or secret for connection in connections]
             else:
                 _open(pools, connections, monotonic() + dial.timeout, secret)
-        until = monotonic() + dial.timeout  # who could not be reached has cost the others no time to answer
+        until = monotonic() + dial.timeout  # from now: a server that could not be reached costs the others no time
         for index, (_, endpoint, requests, _) in enumerate(asked):
             connection = connections[index]
             if not isinstance(connection, Socket):
@@ -79,7 +79,7 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
         late = False
         while waiting and not late:
             left = until - monotonic()
-            late = left <= 0  # the last look: we may have stood still ourselves, and the answers are there
+            late = left <= 0  # then look once more: this process may have been paused while the answers arrived
             for number, _ in interruptible(poll.poll, max(left, 0.0) * 1000):
                 poll.unregister(number)
                 index = waiting.pop(number)
@@ -93,7 +93,7 @@ def _blocking(asked: Asked, dial: Dial) -> Answers:
                     answers[index] = _broken(pools[index], connection, error)
     finally:
         for index, connection in enumerate(connections):
-            # Whatever it still answers belongs to nobody, and the node's idle connections may lead nowhere as well.
+            # Its answers would belong to no request any more, and the node's idle connections may be dead, too.
             if isinstance(connection, Socket) and answers[index] is None:
                 pools[index].drop(connection)
                 pools[index].close()
@@ -116,9 +116,9 @@ def _broken(pool: Pool, connection: Socket, error: OSError) -> BackendError:
 
 
 async def _secret(dial: Dial, at_hand: int, lacking: int) -> Secret | BackendError | None:
-    """Who logs in, asked once for all servers: however long that takes, each has its whole time to answer after it.
+    """The credentials, asked for once for all servers, and before their timeouts begin.
 
-    Where a majority is at hand it does not wait for the caller's function longer than for a server.
+    If a majority has connections, it does not wait longer for the caller's function than for a server.
     """
     try:
         return await dial.secret(dial.timeout if at_hand > lacking else LONGEST)
@@ -129,7 +129,7 @@ async def _secret(dial: Dial, at_hand: int, lacking: int) -> Secret | BackendErr
 def _open(
     pools: Sequence[Pool], connections: list[Socket | BackendError | None], until: float, secret: Secret | None
 ) -> None:
-    """Connect where there is no connection at hand: all at once, for one that hangs must not hold up the others."""
+    """Connect to the servers without a connection, all at once: a server that hangs must not delay the others."""
     gate = threading.Lock()
     over = False
 
@@ -152,7 +152,7 @@ def _open(
             try:
                 thread.start()
                 threads.append(thread)
-            except (RuntimeError, MemoryError):  # no thread can be started just now: one after the other, then
+            except (RuntimeError, MemoryError):  # no thread can be started now: connect one after the other
                 connect(index)
         for thread in threads:
             thread.join(max(until - monotonic(), 0.0))
@@ -179,7 +179,7 @@ async def _tasks(asked: Asked, dial: Dial) -> Answers:
                 sent.append(error)
         replies = [reply for each in sent if isinstance(each, list) for reply in each]
         if replies:
-            # A Reply has what asyncio.wait asks of a future.
+            # A Reply has the methods of a future that asyncio.wait needs.
             await asyncio.wait(cast("list[asyncio.Future[Any]]", replies), timeout=max(until - monotonic(), 0.0))
         return [
             _collect(each, node, dial.error(endpoint, _LATE, ambiguous=True)) if isinstance(each, list) else each

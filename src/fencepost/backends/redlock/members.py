@@ -1,4 +1,4 @@
-"""The independent nodes of a Redlock: who answers, who is out, and what is owed to those who did not answer."""
+"""The independent nodes of a Redlock: which ones are out, and which calls they missed and must still get."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,9 +19,9 @@ from fencepost.driver.service import Run, Service
 from fencepost.errors import BackendError
 
 _SOON, _LATEST = 0.1, 1.0  # seconds between two looks at a node that is out
-_OWED, _BATCH = 4096, 64  # debts to one node, and how many of them it is told at once
-_OUTLIVED = 60.0  # seconds beyond the longest ttl after which a debt no longer matters
-# A refusal that is over in a moment. After any other, telling again would not help.
+_OWED, _BATCH = 4096, 64  # the most missed calls that are kept for one node, and how many are sent at once
+_OUTLIVED = 60.0  # so many seconds after the longest ttl, a missed call no longer matters
+# Errors that soon pass. After any other error, sending the call again would not help.
 _PASSING = (*LATER, "NOSCRIPT", "BUSY", "MISCONF")
 
 
@@ -59,7 +59,7 @@ class Call(NamedTuple):
 
 
 class Member:
-    """One node. One that failed is out: nobody waits for it until it has answered again."""
+    """One node. A node that failed is out: requests do not wait for it until it has answered again."""
 
     def __init__(self, node: Node, endpoint: Endpoint) -> None:
         self.node = node
@@ -68,7 +68,7 @@ class Member:
         self.look_at = 0.0
         self.pauses = Backoff(_SOON, _LATEST)
         self.owed: dict[Call, float] = {}
-        """What it must still be told, and until when that matters: whose key to free, and whom to refuse."""
+        """Calls that it missed, and until when each matters: they free keys, and refuse late attempts."""
 
     def owe(self, call: Call, until: float) -> None:
         self.owed[call] = until
@@ -99,7 +99,7 @@ class Members:
         """The longest ttl that was asked for."""
 
     async def connect(self) -> None:
-        """Connect where that can be cut off: a task that is cancelled here has asked for nothing yet."""
+        """Connect before the first request, for asyncio: a task that is cancelled here has not sent anything yet."""
         if not self._driver.blocking:
             apart = [member for member in self.all if member.out is None and member.node.at_hand() is None]
             if apart:
@@ -108,18 +108,18 @@ class Members:
                 self._judge(dict(zip(apart, failures, strict=True)))
 
     async def ask(self, calls: Sequence[Call], members: Sequence[Member] | None = None) -> Heard:
-        """Have all members, or these, run scripts; what each of them said, or why it did not.
+        """Run scripts on all members, or on these; return the replies of each, or its error.
 
-        A single reply that is an error is a BackendError in its place.
+        Among the replies, an error of the server is a BackendError.
         """
         wanted = self.all if members is None else members
         heard: Heard = {}
-        # Those who are out are asked only if there is no majority without them.
+        # Members that are out are asked only if there is no majority without them.
         for group in ([each for each in wanted if each.out is None], [each for each in wanted if each.out is not None]):
             if sum(isinstance(each, list) for each in heard.values()) < self.quorum:
                 requests = [call.request() for call in calls], [call.script.fits for call in calls]
                 heard |= await self._round(dict.fromkeys(group, requests))
-        # A server that was restarted or told SCRIPT FLUSH has forgotten what it was taught.
+        # A server that was restarted, or executed SCRIPT FLUSH, has lost the scripts: send their text.
         again = {
             member: [index for index, reply in enumerate(replies) if _unknown(reply)]
             for member, replies in heard.items()
@@ -138,7 +138,7 @@ class Members:
                 for index, reply in zip(again[member], replies, strict=True):
                     known[index] = reply
         for member in wanted:
-            if member not in heard:  # so nothing of this can happen there, whatever became of what it was asked before
+            if member not in heard:  # nothing was sent to it, so this error is not ambiguous, even if ``out`` is
                 why = str(member.out or f"{spell(member.endpoint)} was not asked")
                 heard[member] = BackendError(why, backend=self._dial.scheme, ambiguous=False)
             replies = heard[member]
@@ -152,12 +152,12 @@ class Members:
         return heard
 
     async def one(self, call: Call, members: Sequence[Member] | None = None) -> dict[Member, Any]:
-        """The same for one script: what each said, or a BackendError."""
+        """The same for one script: the reply of each member, or a BackendError."""
         heard = await self.ask([call], members)
         return {member: said if isinstance(said, BackendError) else said[0] for member, said in heard.items()}
 
     async def tell(self, calls: Sequence[Call], members: Sequence[Member] | None = None) -> list[dict[Member, Any]]:
-        """What each said to each of the scripts, seen through: who does not answer is told as soon as it does."""
+        """The replies of each member to each script; a member that fails gets the calls as soon as it answers again."""
         try:
             heard = await self.ask(calls, members)
         except GeneratorExit:
@@ -175,14 +175,14 @@ class Members:
         return said
 
     def owe(self, call: Call, members: Iterable[Member]) -> None:
-        """Have these run a script as soon as they answer again."""
+        """Let these members run a script as soon as they answer again."""
         until = self._driver.now() + self.longest + _OUTLIVED
         for member in members:
             member.owe(call, until)
             self._look_after(member)
 
     def lacking(self, errors: Sequence[BackendError], *, ambiguous: bool | None = None) -> BackendError:
-        """What to raise when too few answered."""
+        """The error if too few members answered."""
         why = "; ".join(str(error) for error in errors)
         return BackendError(
             f"{len(self.all) - len(errors)} of {len(self.all)} Redis answered, and it takes {self.quorum}: {why}",
@@ -209,7 +209,7 @@ class Members:
         return heard
 
     def _judge(self, heard: Mapping[Member, list[Any] | BackendError | None]) -> None:
-        """Note who is out, and see to those who have been for a while."""
+        """Note which members are out, and look at those that have been out for a while, or have missed calls."""
         now = self._driver.now()
         for member, answer in heard.items():
             if isinstance(answer, BackendError):
@@ -227,7 +227,7 @@ class Members:
         self._looks[member].ensure()  # if no thread can be started just now, the next request tries again
 
     async def _look(self, member: Member, run: Run) -> None:
-        """See whether a member answers again, and tell it what it missed; while that is owed, until it does."""
+        """Check whether a member answers again, and send it the calls that it missed; repeat until it has none left."""
         try:
             while not self._closed:
                 await self._tell_owed(member)
@@ -235,7 +235,7 @@ class Members:
                     return
         finally:
             if self._closed:
-                member.node.close()  # it may have been connected after everything was closed
+                member.node.close()  # it may have been connected after ``close``
 
     async def _tell_owed(self, member: Member) -> None:
         while not self._closed:

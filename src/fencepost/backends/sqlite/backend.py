@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger("fencepost")
 
-_WANTED = 1000  # so many locks are remembered as wanted, at most
+_WANTED = 1000  # the most locks that are remembered as wanted
 _LOOK = """SELECT token, expires, holder, EXISTS (SELECT 1 FROM waiter WHERE waiter.holder = ?)
     FROM lock WHERE name = ?"""
 _FREE = """DELETE FROM lock WHERE name = ? AND token = ? AND holder = ? AND expires > ?
@@ -36,8 +36,8 @@ _FREE = """DELETE FROM lock WHERE name = ? AND token = ? AND holder = ? AND expi
 class SQLite(Backend):
     """``sqlite:``, ``sqlite:locks.db`` or ``sqlite:///var/lib/app/locks.db``.
 
-    A lock that has waiters has a row: releasing hands the row to the first live waiter in the same
-    transaction, so nobody can barge in between, and a name without a row is free for the taking.
+    A lock that is held has a row. The transaction that releases it also grants the row to the first live
+    waiter, so no other client can overtake the waiter. A name without a row is free.
     """
 
     scheme = "sqlite"
@@ -68,13 +68,13 @@ class SQLite(Backend):
             raise ConfigError("the path of an SQLite URL contains %00, which no file's name can")
         # Absolute: a process that changes its folder, as a daemon does, goes on with the same file.
         self._file = File((Path(path) if path else state_file("locks.db")).absolute(), options.get("busy", 10.0))
-        # Those who reach the file by a link find the same mailboxes.
+        # The real path: processes that open the file through a link find the same mailboxes.
         self._folder = Path(os.path.realpath(self._file.path) + ".wake")
         self._mailbox = mailbox.Mailbox(self._file.path, self._folder, self._drop)
         self._sender = mailbox.Sender(self._folder)
         self._minders = Minders()
         self._wanted: set[str] = set()
-        """Locks that somebody waited for when they were released last."""
+        """Locks that had waiters at their last release."""
         self._queue = Queue(self._file.path, self._folder, self._mailbox)
 
     # The contract
@@ -92,7 +92,7 @@ class SQLite(Backend):
             raise
 
     def _alive(self) -> Signal | None:
-        """What shows, where there is an event loop, whether that has been closed; it may be before the wait begins."""
+        """A signal that shows whether the event loop was closed, also before the wait begins; None in blocking code."""
         return None if self.driver.blocking else self.driver.signal()
 
     async def wait(
@@ -115,7 +115,8 @@ class SQLite(Backend):
                     overdue = max(found, now() + 0.001)
                     await wait_until(self.driver, signal, overdue if until is None else min(overdue, until))
                 else:
-                    # The first of this process minds the deadline, unless its event loop was stopped.
+                    # The first waiter of this process wakes at the deadline. This one wakes a little later, in case the
+                    # event loop of the first was stopped.
                     late = max(found - now(), 0.0) + LOOK
                     await signal.wait(late if until is None else min(late, until - now()))
         except GeneratorExit:
@@ -153,11 +154,11 @@ class SQLite(Backend):
         await self._offload(self._file.close)  # it may have to wait for the disk
 
     def idle(self) -> AbstractContextManager[object]:
-        """While this is held, this process has no transaction open: it can be stopped, and others go on."""
+        """While this is held, this process has no open transaction: it can be stopped without blocking others."""
         return self._file.idle()
 
     def still(self) -> AbstractContextManager[object]:
-        """The same, for a second at the most until it is so."""
+        """The same, but it waits for that at most a second, and then goes on without it."""
         return self._file.still()
 
     def forked(self) -> None:
@@ -167,7 +168,7 @@ class SQLite(Backend):
 
     async def _offload(self, call: Callable[..., T], *args: object) -> T:
         try:
-            if scope.deadline.get() is not None:  # another thread must know of it too
+            if scope.deadline.get() is not None:  # the other thread needs the deadline, too
                 return await self.driver.offload(copy_context().run, call, *args)
             return await self.driver.offload(call, *args)
         except FencepostError:
@@ -180,7 +181,7 @@ class SQLite(Backend):
     # The work, on whatever thread the driver gives
 
     def _take(self, name: str, holder: str, ttl: float, queue: int | None, alive: Signal | None = None) -> Grant | None:
-        self._sender.open()  # what is granted can be handed on
+        self._sender.open()  # before the grant, so that this process can later wake the next waiter
         wakes: Wakes = []
         with self._file.writing() as db:
             since = self.driver.now()
@@ -188,7 +189,7 @@ class SQLite(Backend):
             if not token and self._queue.sweep(db, name, since, wakes):
                 token = self._queue.grant(db, name, holder, since + ttl)
             if not token:
-                # A waiter that joins the queue again may find that it was just handed the lock.
+                # A waiter that joins the queue again may find that it was just granted the lock.
                 row = db.execute(
                     "SELECT token, expires FROM lock WHERE name = ? AND holder = ?", (name, holder)
                 ).fetchone()
@@ -205,7 +206,7 @@ class SQLite(Backend):
         return Grant(token, ttl, since)
 
     def _tidy(self) -> None:
-        """Forget what has expired under names that nobody asks for again: once for each block of tokens."""
+        """Remove expired locks, whose names may never be used again; called once for each block of tokens."""
         wakes: Wakes = []
         try:
             with self._file.writing() as db:
@@ -216,7 +217,7 @@ class SQLite(Backend):
             self._wake(wakes)
 
     def _look(self, name: str, holder: str, ttl: float, limit: int | None) -> Grant | float:
-        """This waiter's grant, or else the instant at which the present holder's lease expires."""
+        """This waiter's grant, or the instant at which the present holder's lease expires."""
         if limit is not None:
             return self._look_share(name, holder, ttl, limit)
         for token, expires, owner, queued in self._file.read(_LOOK, holder, name):
@@ -225,7 +226,7 @@ class SQLite(Backend):
                 return Grant(token, ttl, expires - ttl)
             if queued and self.driver.now() < expires:
                 return float(expires)
-        # The holder is overdue, or this waiter's own entry is gone: repair it, then look again.
+        # The holder's lease has expired, or this waiter's queue entry is gone: take or join again, then look again.
         return self._take(name, holder, ttl, 2**62) or self._look(name, holder, ttl, limit)
 
     def _joined(self, name: str, holder: str, alive: Signal | None) -> None:
@@ -235,8 +236,8 @@ class SQLite(Backend):
     def _take_share(
         self, name: str, holder: str, ttl: float, queue: int | None, limit: int, alive: Signal | None = None
     ) -> Grant | float:
-        """A share, or a place in the queue: then the instant at which the first of the present holders expires."""
-        self._sender.open()  # what is granted can be handed on
+        """A share; or join the queue, and return the instant at which the first of the present holders expires."""
+        self._sender.open()  # before the grant, so that this process can later wake the next waiter
         wakes: Wakes = []
         with self._file.writing() as db:
             now = self.driver.now()
@@ -292,7 +293,7 @@ class SQLite(Backend):
         return bool(now < row[0])
 
     def _note_wanted(self, name: str, wanted: bool) -> None:
-        """Remember whether somebody waited for a lock: the next release need not try first whether nobody does."""
+        """Remember whether a lock had waiters: then the next release does not first try the way without waiters."""
         if not wanted:
             self._wanted.discard(name)
             return
@@ -314,7 +315,7 @@ class SQLite(Backend):
         return str(row[0]) if row and row[0] not in (holder, SHARED) else None
 
     def _drop(self, name: str, holder: str) -> None:
-        """Leave the queue for a waiter that nobody can wake any more; the next in this process minds the deadline."""
+        """Leave the queue for a waiter that can no longer be woken; the next of this process waits for the deadline."""
         self._leave(name, holder)
         self._minders.leave(name, holder)
 
@@ -338,7 +339,7 @@ class SQLite(Backend):
         return True
 
     def _status(self, name: str | None, prefix: str) -> list[Status]:
-        # Not ?1: Python 3.12 takes it for a name.
+        # Not ?1: Python 3.12 treats it as a named parameter.
         only, what = ("name = ?", [name]) if name is not None else ("substr(name, 1, length(?)) = ?", [prefix] * 2)
         now = self.driver.now()
         rows = self._file.read(

@@ -1,4 +1,4 @@
-"""What an SQLite file, and where it lies, mean for the locks in it."""
+"""What an SQLite file and its file system mean for the locks in it."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ _REMOTE = ("nfs", "cifs", "smb", "9p", "afs", "ceph", "glusterfs", "lustre", "ss
 
 
 def examine(file: File) -> list[Finding]:
-    """Open the file, and look at it and at what it lies on."""
+    """Open the file, and examine it and its file system."""
     ((mode,),) = file.read("PRAGMA journal_mode")
     ((locks, last),) = file.read("SELECT count(*) FILTER (WHERE name != ''), max(token) FROM lock")
     return list(_findings(file.path.absolute(), mode, locks, last))
@@ -50,7 +50,7 @@ def _default() -> Path | None:
 
 
 def _file_system(path: Path) -> str:
-    """The kind of file system that holds ``path``, where the kernel says so."""
+    """The type of the file system with ``path``; empty if the kernel does not tell."""
     try:
         mounts = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:

@@ -45,20 +45,21 @@ _SCHEMA = (
     ) STRICT""",
     "CREATE INDEX waiter_in_line ON waiter (name, ticket)",
     _SHARE,
-    # No lock is called '': that row holds the last token. In the page of the locks, a grant writes one page, not two.
+    # No lock is named '': that row has the last token. It is in the same table as the locks, so that a grant writes one
+    # page, not two.
     "INSERT INTO lock VALUES ('', 0, '', 0)",
-    # One row: the boot that deadlines count from, and the tokens that are reserved on disk.
+    # One row: the boot since which deadlines are counted, and the last token that is reserved on disk.
     "CREATE TABLE issuer (boot TEXT NOT NULL, reserved INTEGER NOT NULL) STRICT",
     "INSERT INTO issuer VALUES ('', 0)",
 )
 _UPGRADES = {1: ("ALTER TABLE waiter ADD COLUMN share INTEGER", _SHARE)}
-"""What leads from an earlier schema to the next."""
-# Tokens are reserved on disk in blocks of this many, so that handing one out needs no fsync of its own.
+"""The statements that upgrade an earlier schema to the next version."""
+# Tokens are reserved on disk in blocks of this many, so that not every grant needs an fsync.
 _BLOCK = 10_000
 
 
 def _inode(path: Path) -> tuple[int, int]:
-    """Which file has this name; zeros if none has."""
+    """Device and inode of the file with this name; zeros if there is none."""
     try:
         found = os.stat(path)
     except FileNotFoundError:
@@ -85,7 +86,7 @@ class File:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """The same, for who cannot wait: for a second at the most, and not for a thread that waits for the file."""
+        """The same, but wait at most a second, and not for a thread that waits for the file; then go on anyway."""
         held = self._gate.hold(1.0)
         try:
             yield
@@ -94,21 +95,21 @@ class File:
                 self._gate.let_go()
 
     def read(self, query: str, *args: object) -> list[Any]:
-        """The rows of a query, as of one moment."""
+        """The rows of a query, in one snapshot."""
         with self._gate as waited:
             return self._patiently(lambda: self._current().execute(query, args), waited).fetchall()
 
     def write(self, statement: str, *args: object) -> int:
-        """Execute one statement as a transaction of its own; how many rows it changed."""
+        """Execute one statement as its own transaction; return how many rows it changed."""
         with self._gate as waited:
             return self._patiently(lambda: self._current().execute(statement, args), waited).rowcount
 
     @contextmanager
     def writing(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction that has the file to itself; if ``durable``, it is on disk when this ends."""
+        """A transaction that locks out other writers; if ``durable``, it is on disk when this ends."""
         with self._gate as waited:
             try:
-                # Inside the try: an interrupt that came while this waited is raised as soon as it has begun.
+                # Inside the try: an interrupt that arrived during the wait is raised once the transaction has begun.
                 db = self._patiently(lambda: self._begin(durable), waited)
                 yield db
                 db.execute("COMMIT")
@@ -128,9 +129,9 @@ class File:
         return db
 
     def cover(self, token: int) -> bool:
-        """Return once the token is reserved on disk, so that not even a power loss can bring it back.
+        """Return once the token is reserved on disk, so that it is not minted again even after a power loss.
 
-        Everything else may be lost with the power: those who held or waited are lost too. True if this has reserved
+        A power loss may lose everything else: it also ends the processes that held or waited. True if this has reserved
         another block of tokens, as happens now and then.
         """
         if token <= self._reserved:
@@ -148,9 +149,9 @@ class File:
         return another
 
     def _patiently(self, attempt: Callable[[], T], waited: float = 0.0) -> T:
-        """What ``attempt`` returns once the file is free, whose connection may be another one each time.
+        """Repeat ``attempt`` until the file is not locked; it must get the connection again each time: that may change.
 
-        BackendError if the file is not free in time, counting what the caller has ``waited`` already.
+        BackendError if the file stays locked for too long, counting what the caller has ``waited`` already.
         """
         try:
             return patiently(attempt, busy=self._busy - waited, sleep=self._nap)
@@ -163,18 +164,18 @@ class File:
         self._gate.step_aside(self._stopped, lambda: nap(seconds))
 
     def close(self) -> None:
-        with self._gate.unhurried():  # all who are before it give up in time
+        with self._gate.unhurried():  # without a limit: the threads before this one give up in time
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
 
     def __del__(self) -> None:
-        # Locks may be dropped unclosed; from Python 3.13 on, a connection that is dropped open is a ResourceWarning.
+        # Callers may drop locks unclosed. From Python 3.13 on, dropping an open connection gives a ResourceWarning.
         if self._connection is not None:
             self._connection.close()
 
     def _current(self) -> sqlite3.Connection:
-        """The connection, to the file that has the name now: in one that was removed or replaced, we exclude nobody."""
+        """The connection to the file that has the name now: locks in a removed or replaced file exclude no one."""
         if self._connection is not None and self._inode != _inode(self.path):
             _log.warning("%r was removed or replaced while it was in use: its locks are lost", str(self.path))
             self._connection.close()
@@ -182,9 +183,9 @@ class File:
         return self._connection or self._open()
 
     def _open(self) -> sqlite3.Connection:
-        """Open the file; BackendError if that fails: nothing was asked yet.
+        """Open the file; BackendError if that fails, not ambiguous, as nothing was written yet.
 
-        If others are in the way, nothing stays open: the thread steps aside and tries again.
+        If another process has locked the file, nothing stays open: the thread steps aside and tries again.
         """
         try:
             self._connection = self._opened()
@@ -199,9 +200,9 @@ class File:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         db = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
         try:
-            db.execute("PRAGMA trusted_schema = OFF")  # another user may have made the file
-            # Refuse somebody else's database before anything in it is touched. As of one moment: another process
-            # may be creating it right now.
+            db.execute("PRAGMA trusted_schema = OFF")  # another user may have created the file
+            # Refuse the database of another program before anything in it is changed. In one transaction: another
+            # process may be creating the file right now.
             db.execute("BEGIN")
             self._is_new(db)
             db.execute("COMMIT")
@@ -244,7 +245,7 @@ class File:
             db.execute(f"PRAGMA user_version = {older + 1}")
         (boot,) = db.execute("SELECT boot FROM issuer").fetchone()
         if boot != boot_id():
-            # All who held or waited ended with the earlier boot. Tokens go on past any they may have had.
+            # All holders and waiters ended with the earlier boot. Tokens continue after any that they may have had.
             db.execute("DELETE FROM lock WHERE name != ''")
             db.execute("DELETE FROM waiter")
             db.execute("DELETE FROM share")

@@ -1,7 +1,7 @@
-"""Wake-ups between processes of one host: a mailbox is a Unix datagram socket beside the database.
+"""Wake-ups between processes of one host: a mailbox is a Unix datagram socket next to the database.
 
-The kernel tells a sender at once when nobody is at home any more, so a dead process is known as
-dead without any heartbeat.
+The kernel tells a sender at once that the receiving process has ended, so no heartbeat is needed to
+notice a dead process.
 """
 
 import atexit
@@ -31,11 +31,12 @@ from fencepost.errors import FencepostError
 _log = logging.getLogger("fencepost")
 # Addresses come from a file that other users may write: anything else could lead out of the folder.
 _ADDRESS = re.compile("[0-9a-f]{16}")
-# A full mailbox is being emptied, unless its process is frozen. The sender has other things to do, such as renewing.
+# Seconds to wait for room in a full mailbox: its process empties it soon, unless it is frozen. The sender must not wait
+# longer, because it has other work, such as renewing.
 _PATIENCE = 0.02
-_NEW = ".new"  # ends the name of a mailbox that is being made
+_NEW = ".new"  # the suffix of a mailbox that is being created
 _OLD = 60.0
-LOOK = 5.0  # seconds between two looks after waiters whose event loop was closed
+LOOK = 5.0  # seconds between two searches for waiters whose event loop was closed
 _PROC = Path("/proc/self/fd")
 _MAX_PATH = 100  # sun_path holds 108 bytes on Linux, 104 elsewhere
 
@@ -46,8 +47,8 @@ Wakes: TypeAlias = list[tuple[str, str]]
 class Mailbox:
     """Receives the wake-ups of all waiters of one backend, on one socket and one thread.
 
-    That thread also cleans up after waiters whose event loop was closed: it calls ``leave(name, holder)``, a method,
-    which it does not keep alive.
+    That thread also cleans up after waiters whose event loop was closed: it calls ``leave(name, holder)``, a method
+    whose object it does not keep alive.
     """
 
     def __init__(self, file: Path, folder: Path, leave: Callable[[str, str], None]) -> None:
@@ -65,14 +66,14 @@ class Mailbox:
         self.address = ""
 
     def open(self) -> str:
-        """The address under which this mailbox is reached; binds it on first use, and again if somebody removed it."""
+        """The address of this mailbox; binds its socket on first use, and again if its file was removed."""
         if not self._bound():
             with self._gate:
                 if not self._bound():
                     self.close()
                     self._bind()
         elif self._service is not None:
-            self._service.start()  # if it has failed
+            self._service.start()  # again, if it has failed
         return self.address
 
     def _bound(self) -> bool:
@@ -88,13 +89,14 @@ class Mailbox:
         name = os.urandom(8).hex()
         box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            # Under its name it can be reached from the first moment: what cannot is a dead process's, and removed.
+            # Bind under another name and rename: other processes remove a mailbox that they cannot reach under its
+            # final name, since they take its process for dead.
             new = self._folder / (name + _NEW)
             with _Path(self._folder, new.name) as path:
                 box.bind(path)
             permit(new, self._file)
             box.settimeout(LOOK)
-            # First: a mailbox that nobody empties would be taken for that of a live process.
+            # Before the rename: a mailbox that no thread empties would count as that of a live process.
             service = Service(Blocking(), partial(_listen, weakref.ref(self), box), "fencepost-wake")
             service.start()
             new.rename(self._folder / name)
@@ -106,18 +108,18 @@ class Mailbox:
         self._end = weakref.finalize(self, _end, box, self._folder / name, os.getpid())
 
     def expect(self, name: str, holder: str, signal: Signal) -> None:
-        """Set ``signal`` whenever ``holder`` is woken, which waits for the lock ``name``."""
+        """Set ``signal`` whenever a message wakes ``holder``, a waiter for the lock ``name``."""
         self._signals[holder] = name, signal
 
     def forget(self, holder: str) -> None:
         self._signals.pop(holder, None)
 
     def forsake(self, name: str, holder: str) -> None:
-        """Clean up after a holder whose coroutine was closed, so that it cannot do so itself."""
+        """Clean up later for a holder whose coroutine was closed, and which cannot do so itself."""
         self._forsaken[holder] = name
 
     def _receive(self, holder: str) -> None:
-        """Wake a holder, or see to those who cannot be woken."""
+        """Wake a holder; if it cannot be woken any more, clean up."""
         _, signal = self._signals.get(holder, ("", None))
         if signal is not None and not abandoned(signal):
             signal.set()
@@ -149,20 +151,20 @@ class Mailbox:
             self._end()
 
     def forked(self) -> None:
-        """Let go, in a forked child, of the parent's socket, or the parent would seem alive after its end."""
+        """In a forked child: drop the parent's socket, or the parent would seem alive after its end."""
         if self._socket is not None:
             self._socket.close()
         self._reset()
 
 
 def permit(path: Path, file: Path) -> None:
-    """Let those who may write to ``file`` use a mailbox or their folder, which this process has just made.
+    """Let users that may write to ``file`` use a mailbox, or the folder of mailboxes, that this process just created.
 
-    They may write to the folder, too, and could put a link in its place meanwhile: it must be what it was made as. All
-    that comes into a mailbox is a hint to look at the file.
+    These users may write to the folder, too, and could replace the path by a link in the meantime. So check that it is
+    still what was created. A message in a mailbox is only a hint to look at the file.
     """
     if not hasattr(os, "O_PATH"):
-        return  # outside Linux their waiters look when the holder's deadline passes
+        return  # outside Linux the waiters of other users look when the holder's deadline passes
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW)
         try:
@@ -178,14 +180,14 @@ def permit(path: Path, file: Path) -> None:
             if not rights & 0o002 and made.st_gid != wanted.st_gid:
                 os.chown(itself, -1, wanted.st_gid)
             if kind == stat.S_IFDIR:
-                rights = rights // 2 * 7  # to read and search it, too
+                rights = rights // 2 * 7  # also to read and search the folder
             os.chmod(itself, stat.S_IMODE(made.st_mode) | rights)
         finally:
             os.close(descriptor)
 
 
 async def _listen(mailbox: "weakref.ref[Mailbox]", box: socket.socket, run: Run) -> None:
-    # It keeps no mailbox alive: one that is dropped without being closed ends its thread all the same.
+    # The thread does not keep its mailbox alive: it also ends if the mailbox is dropped without being closed.
     while run.current:
         holder = None
         try:
@@ -205,7 +207,7 @@ async def _listen(mailbox: "weakref.ref[Mailbox]", box: socket.socket, run: Run)
 
 
 def _end(box: socket.socket, path: Path, process: int) -> None:
-    if process == os.getpid():  # else it is the parent's, who still reads it
+    if process == os.getpid():  # else the parent still reads this mailbox
         path.unlink(missing_ok=True)
         try:
             box.shutdown(socket.SHUT_RDWR)
@@ -228,7 +230,7 @@ def alive(folder: Path, address: str) -> bool:
         _remove(folder / address)
         return False
     except OSError:
-        return True  # such as another user's mailbox: it may well live, its own timer wakes it
+        return True  # for example another user's mailbox: its process may be alive, and its own timer wakes its waiters
     return True
 
 
@@ -244,7 +246,7 @@ def _sweep(folder: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a mailbox, and no other kind of file: connecting to those is refused too."""
+    """Remove a mailbox, but no other type of file: connecting to one is refused, too."""
     try:
         if stat.S_ISSOCK(path.lstat().st_mode):
             path.unlink()
@@ -253,7 +255,7 @@ def _remove(path: Path) -> None:
 
 
 class Sender:
-    """Wakes waiters, over a socket that stays open: a process that is out of descriptors still hands its locks on."""
+    """Wakes waiters, over a socket that stays open: so a process without free descriptors can still wake them."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -272,7 +274,7 @@ class Sender:
             return self._socket
 
     def wake(self, wakes: Wakes) -> None:
-        """Wake waiters. For one that is missed here, its process makes up: by the waiter before it, or by its timer."""
+        """Wake waiters. If a message is lost, a timer wakes the waiter later: its own, or its process's first one's."""
         full: set[str] = set()
         patience = _PATIENCE
         for address, holder in wakes:
@@ -317,7 +319,7 @@ def _send(holder: str, path: str, patience: float) -> None:
 
 @functools.cache
 def _link(folder: Path, process: int) -> Path:
-    """A short name for a folder, until this process ends; in a place where no other user can put another."""
+    """A short link to a folder, until this process ends; in a folder where no other user can replace it."""
     place = tempfile.mkdtemp(prefix="fp-")
     atexit.register(_unlink, place, process)
     link = Path(place, "w")
@@ -326,12 +328,12 @@ def _link(folder: Path, process: int) -> Path:
 
 
 def _unlink(place: str, process: int) -> None:
-    if process == os.getpid():  # else it is the parent's
+    if process == os.getpid():  # else it belongs to the parent
         shutil.rmtree(place, ignore_errors=True)
 
 
 class _Path:
-    """A socket's path that fits into sun_path: where it is too long, through the folder's descriptor or a link."""
+    """A socket's path that fits into sun_path: if it is too long, through the folder's descriptor or a link."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._path = str(folder / name)
@@ -342,7 +344,7 @@ class _Path:
     def __enter__(self) -> str:
         if len(os.fsencode(self._path)) <= _MAX_PATH:
             return self._path
-        if not _PROC.is_dir():  # on macOS, whose temporary folders alone have long names
+        if not _PROC.is_dir():  # as on macOS, whose temporary folders already have long names
             return str(_link(self._folder, os.getpid()) / self._name)
         self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         return str(_PROC / str(self._descriptor) / self._name)

@@ -1,7 +1,7 @@
-"""Pieces of a transaction on an SQLite file: minting, handing over, sharing, and the queue in front of a lock.
+"""Parts of a transaction on an SQLite file: minting, handing over, sharing, and the queue of a lock.
 
-A lock that one holds alone has a row with its holder. One that is shared has a row without: its sharers are rows of
-their own, and its deadline is that of the first of them to expire.
+The row of an exclusive lock names its holder. The row of a shared lock names none: its sharers have rows of their own,
+and it expires with the first of them.
 """
 
 import sqlite3
@@ -20,7 +20,7 @@ _HEAD = "SELECT ticket, holder, ttl, mailbox, share FROM waiter WHERE name = ? O
 
 
 class Queue:
-    """What every transaction does alike. Each method takes the connection whose transaction it is part of."""
+    """The parts that transactions have in common. Each method gets the connection with the open transaction."""
 
     def __init__(self, path: Path, folder: Path, mailbox: Mailbox) -> None:
         self._path = path
@@ -38,7 +38,7 @@ class Queue:
         return int(token)
 
     def share(self, db: sqlite3.Connection, name: str, holder: str, ttl: float, limit: int, now: float) -> Grant | None:
-        """A share, unless somebody is in the way: who holds alone, who waits, or too many who share."""
+        """Grant a share, unless the lock is held exclusively, has waiters, or has ``limit`` sharers already."""
         mine = db.execute("SELECT token, expires FROM share WHERE name = ? AND holder = ?", (name, holder)).fetchone()
         if mine:
             return Grant(mine[0], ttl, mine[1] - ttl)
@@ -52,7 +52,7 @@ class Queue:
         return int(db.execute("SELECT count(*) FROM share WHERE name = ?", (name,)).fetchone()[0])
 
     def _seat(self, db: sqlite3.Connection, name: str, holder: str, expires: float) -> int:
-        """One more sharer of a lock that is free or shared; its token."""
+        """Add a sharer to a lock that is free or shared; return its token."""
         shared = db.execute("DELETE FROM lock WHERE name = ? RETURNING expires", (name,)).fetchone()
         token = self.grant(db, name, SHARED, min(expires, *shared) if shared else expires)
         db.execute("INSERT INTO share VALUES (?, ?, ?, ?)", (name, holder, token, expires))
@@ -67,7 +67,7 @@ class Queue:
         )
 
     def sweep(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> bool:
-        """Hand on what has expired; whether there was anything."""
+        """Hand over the lock if it, or a share of it, has expired; return whether that was so."""
         row = db.execute("SELECT holder FROM lock WHERE name = ? AND expires <= ?", (name, now)).fetchone()
         if row and row[0] == SHARED:
             db.execute("DELETE FROM share WHERE name = ? AND expires <= ?", (name, now))
@@ -77,7 +77,7 @@ class Queue:
         return row is not None
 
     def tidy(self, db: sqlite3.Connection, now: float, wakes: Wakes) -> None:
-        """The same for all locks: most have no sharers and nobody queued, and go in one statement."""
+        """The same for all locks: most have neither sharers nor waiters, and one statement deletes those."""
         db.execute(
             "DELETE FROM lock WHERE expires <= ? AND holder != '' "
             "AND NOT EXISTS (SELECT 1 FROM waiter WHERE waiter.name = lock.name)",
@@ -87,7 +87,7 @@ class Queue:
             self.sweep(db, name, now, wakes)
 
     def part(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
-        """A sharer, or one who stood in the way of others, is gone: let in who may come now."""
+        """Let in the next waiters after a sharer, or a waiter that blocked others, has left."""
         if not self._sharers(db, name):
             self.hand_over(db, name, now, wakes)
             return
@@ -95,7 +95,7 @@ class Queue:
         self.admit(db, name, now, wakes)
 
     def admit(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
-        """Let in from the head of a shared lock's queue who may share it, forgetting the dead."""
+        """Grant shares to waiters from the head of a shared lock's queue, while there is room; drop dead ones."""
         (minded,) = db.execute("SELECT expires FROM lock WHERE name = ?", (name,)).fetchone()
         dead: set[str] = set()
         count = self._sharers(db, name)
@@ -115,9 +115,9 @@ class Queue:
             wakes += self._minders(db, name)
 
     def hand_over(self, db: sqlite3.Connection, name: str, now: float, wakes: Wakes) -> None:
-        """Give the lock to its first live waiter, forgetting dead ones before it; free it if there is none.
+        """Grant the lock to its first live waiter, and drop the dead ones before it; free the lock if there is none.
 
-        One who shares takes those behind it along.
+        If that waiter shares the lock, those behind it that may share it are granted it, too.
         """
         (minded,) = db.execute("SELECT expires FROM lock WHERE name = ?", (name,)).fetchone()
         db.execute("DELETE FROM lock WHERE name = ?", (name,))
@@ -140,14 +140,14 @@ class Queue:
             dead.add(mailbox)
 
     def _minders(self, db: sqlite3.Connection, name: str) -> Wakes:
-        """One waiter of each process, to tell of a deadline that comes earlier than the one they mind."""
+        """One waiter of each process, to wake because the holder's deadline is earlier than the one they wait for."""
         rows = db.execute("SELECT mailbox, holder, min(ticket) FROM waiter WHERE name = ? GROUP BY mailbox", (name,))
         return [(mailbox, holder) for mailbox, holder, _ in rows]
 
     def join(
         self, db: sqlite3.Connection, name: str, holder: str, ttl: float, queue: int, limit: int | None = None
     ) -> None:
-        """Take the last place in the queue, unless this holder has one; QueueFull if so many live ones wait already."""
+        """Join the queue at its end, unless this holder is in it; QueueFull if it has ``queue`` other live waiters."""
         if self._full(db, name, holder, queue):
             boxes = db.execute("SELECT DISTINCT mailbox FROM waiter WHERE name = ?", (name,)).fetchall()
             gone = [box for box in boxes if not alive(self._folder, box[0])]
@@ -160,7 +160,7 @@ class Queue:
         )
 
     def _full(self, db: sqlite3.Connection, name: str, holder: str, queue: int) -> bool:
-        """Whether so many others wait, counted only where there may be: no two have the same ticket."""
+        """Whether ``queue`` others wait. Tickets are unique, so count only if the span of tickets is long enough."""
         (span,) = db.execute(_SPAN, (name, name)).fetchone()
         if (0 if span is None else span + 1) < queue:
             return False
@@ -169,14 +169,14 @@ class Queue:
 
 
 class Minders(LocalQueues):
-    """The first waiter of this process for each lock minds the present holder's deadline for all of them."""
+    """For each lock, the first waiter of this process waits for the present holder's deadline, for all of them."""
 
     def __init__(self) -> None:
         super().__init__()
         self._minded: dict[str, float] = {}
 
     def minds(self, name: str, holder: str, deadline: float) -> bool:
-        """Whether this waiter minds the deadline; if another one does, it is told of one it did not know."""
+        """Whether this waiter is the first, which waits for the deadline; wake the first if the deadline is earlier."""
         with self._gate:
             first, signal = next(iter(self._queues[name].items()))
             if first == holder:

@@ -9,5 +9,5 @@
       +-- address     the URL's options
       +-- doctor      findings about the ensemble
 
-A session outlives a hold: a `fencepost.driver.timer` ends a hold that was not renewed before its session ends.
+A session lives longer than a hold, so a `fencepost.driver.timer` ends a hold that was not renewed in time.
 """

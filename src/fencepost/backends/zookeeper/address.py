@@ -20,7 +20,7 @@ class Settings:
     """The path of the node below which the locks are."""
     layout: str
     container: bool
-    """Whether a lock's own node is to vanish when it is out of use."""
+    """Whether the server removes a lock's own node when it is no longer used."""
     patience: float
     """Seconds to wait for a connection."""
     acl: Any
@@ -28,13 +28,13 @@ class Settings:
     """More options for kazoo's client: credentials and TLS."""
     sasl: dict[str, Any] | None = field(default=None, repr=False)
     login: Source[Secret] | None = None
-    """Whom to ask for user and password at each new connection, if they are not fixed."""
+    """Returns user and password for each new connection, if they are not fixed."""
     user: str | None = None
-    """Who logs in, if that one names no user."""
+    """The user, if ``login`` returns none."""
 
 
 def read(address: Address) -> Settings:
-    """The settings in a URL; ConfigError for what cannot be meant."""
+    """The settings in a URL; ConfigError if one of them is invalid."""
     options = address.options(
         **TLS,
         layout=names.layout,

@@ -34,19 +34,19 @@ from fencepost.errors import BackendError, ConfigError, QueueFull
 from fencepost.lease import Grant
 
 _log = logging.getLogger("fencepost")
-_USUAL = 15.0  # the ttl of a session that only looks
-_AGAIN = 2.0  # seconds for a connection to be back, and again for its answers, when holds are released on closing
-_UNCONFIRMED = 1000  # so many releases without an answer are remembered at most, for those that try again
+_USUAL = 15.0  # the ttl for a session that only reads
+_AGAIN = 2.0  # seconds to wait for a lost connection to be back, and then for its answers, in ``release_all``
+_UNCONFIRMED = 1000  # the most releases without an answer that are remembered, for callers that release again
 
 
 class ZooKeeper(Backend):
     """``zk://host:2181,host:2181/path``: each lock is a node below ``path``, each contender a child of it.
 
     ``?layout=`` names our children as ``kazoo`` (the default), ``curator`` or ``zookeeper`` (the Java
-    recipe) does, so that its clients count us; we count every sequential child, of any client. A
-    lock's own node is removed by the server when it was idle for a while; a kazoo ``Lock`` object that
-    is kept for longer does not expect that: ``?parents=keep``. ``ca=``, ``cert=`` and ``key=`` are files for
-    TLS, as is ``tls=1``. With ``user:password@`` all nodes are that user's alone, unless ``?acl=open``.
+    recipe) does, so that its clients count us; we count every sequential child, of any client. The
+    server removes a lock's own node when it was idle for a while. A kazoo ``Lock`` object that is kept
+    for longer does not expect that: use ``?parents=keep``. ``ca=``, ``cert=`` and ``key=`` are files for
+    TLS, or ``tls=1``. With ``user:password@`` only that user can use the nodes, unless ``?acl=open``.
     """
 
     scheme = "zookeeper"
@@ -61,7 +61,7 @@ class ZooKeeper(Backend):
         wakeup="each waiter watches the one before it; nobody polls",
         shared=True,
         observe="a watch on the holder's node, or on the queue of a free lock",
-        keeps="no",  # its node ends with its session, and closing ends that
+        keeps="no",  # a holder's node ends with its session, and closing ends the session
         min_ttl=1.0,
     )
 
@@ -78,7 +78,7 @@ class ZooKeeper(Backend):
         self._contenders: dict[str, Contender] = {}  # by holder
         self._granting = threading.RLock()
         self._unconfirmed: dict[str, Contender] = {}  # released in time, but the answer was lost; by holder
-        # On a thread, like the session: an event loop may end without a release, and the session lives on.
+        # On a thread, like the session: an event loop may end without a release, while the session lives on.
         self._expiry = Timer(Blocking(self.driver.now), self._expired, "fencepost-expiry")
 
     # The contract
@@ -88,7 +88,7 @@ class ZooKeeper(Backend):
     ) -> Grant | None:
         session = await self._session(ttl)
         if queue is None and blocking(await nodes(session, self._folder(name)), limit, names.limit):
-            return None  # a node that comes and goes would be in the way of sharers
+            return None  # a node that is created and deleted at once would block sharers meanwhile
         since = self.driver.now()
         contender = self._contenders[holder] = Contender(
             name, holder, self._folder(name), session, ttl, self._lost, limit
@@ -100,7 +100,7 @@ class ZooKeeper(Backend):
             raise
         except BackendError as error:
             if contender.path:
-                error.ambiguous = True  # the node is there, and has to be left
+                error.ambiguous = True  # the node exists, so the caller must leave
             elif not error.ambiguous:
                 del self._contenders[holder]
             raise
@@ -108,7 +108,7 @@ class ZooKeeper(Backend):
             try:
                 return await self._grant(contender, since)
             except BackendError as error:
-                error.ambiguous = True  # the node is there, and has to be left
+                error.ambiguous = True  # the node exists, so the caller must leave
                 raise
         if queue is not None and len(waiting(contender.ahead, names.limit)) < queue:
             return None
@@ -131,7 +131,7 @@ class ZooKeeper(Backend):
         now = self.driver.now
         until = inf if timeout is None else now() + timeout
         contender = self._contenders.get(holder)
-        seen = contender is not None  # take has just looked
+        seen = contender is not None  # ``take`` has just read the queue
         while True:
             since = now()
             try:
@@ -151,7 +151,7 @@ class ZooKeeper(Backend):
                 if since >= until or not await contender.passed(self.driver, until - now()):
                     return None
             except BackendError as error:
-                # A waiter outlives the connection, and even its session; only its timeout ends it.
+                # A waiter survives the loss of its connection, and even of its session; only its timeout ends it.
                 if now() >= until:
                     return None
                 if not error.ambiguous and any(each.connected for each in self._sessions.values()):
@@ -231,7 +231,7 @@ class ZooKeeper(Backend):
         for session, batch in asked.items():
             try:
                 await self._release_batch(session, batch, answers)
-            except BackendError as error:  # it does not answer: those of the other sessions are not asked for
+            except BackendError as error:  # ZooKeeper does not answer: skip the holds of the other sessions
                 for at, _ in batch:
                     answers[at] = error
                 break
@@ -240,7 +240,7 @@ class ZooKeeper(Backend):
     async def _release_batch(
         self, session: Session, batch: Sequence[tuple[int, Contender]], answers: list[bool | BackendError | None]
     ) -> None:
-        """Release holds of one session; those whose answers went with the connection once more, if it is back soon."""
+        """Release holds of one session; retry those whose answers were lost with the connection, if it is back soon."""
         era = session.era
         found = await self._release_together(session, [contender for _, contender in batch])
         for (at, _), answer in zip(batch, found, strict=True):
@@ -254,16 +254,17 @@ class ZooKeeper(Backend):
         except BackendError:
             return
         for (at, each), reply in zip(lost, deleted, strict=True):
-            # While its session lives, nobody but its holder or an operator removes its node: the earlier request did.
+            # While its session lives, only its holder or an operator removes its node. So if the node is gone, the
+            # earlier request has deleted it.
             if reply.era == era and reply.done and (reply.error is None or isinstance(reply.error, NoNodeError)):
                 self._unconfirmed.pop(each.holder, None)
                 self._dropped(each, True)
                 answers[at] = True
 
     async def _release_together(self, session: Session, contenders: Sequence[Contender]) -> list[bool | BackendError]:
-        """Delete the nodes of holds of one session: whether each was one until now, or why nobody knows.
+        """Delete the nodes of holds of one session; return for each whether it was still held, or the error.
 
-        BackendError if there is no answer in time.
+        Raises BackendError if there is no answer in time.
         """
         unsure: dict[str, Contender] = {}
         in_time = []
@@ -292,7 +293,7 @@ class ZooKeeper(Backend):
     async def _delete(self, session: Session, contenders: Sequence[Contender]) -> list[Reply]:
         """Delete the nodes of holds of one session."""
         replies = [settle(reply) for reply in await session.ask(*(each.release for each in contenders))]
-        # Who may not write to its own node, by an ACL of the caller's or by a quota, may still delete it.
+        # A client that may not write to its own node, due to the caller's ACL or a quota, may still delete it.
         refused = [
             at
             for at, (each, reply) in enumerate(zip(contenders, replies, strict=True))
@@ -347,7 +348,7 @@ class ZooKeeper(Backend):
         session = await self._session()
         folders = [f"{self._root.rstrip('/')}/{child}" for child in await self._children(session)]
         stats = await session.ask(*(Exists(folder, None) for folder in folders)) if folders else []
-        # A stat tells twice the number of children ever made, less those that are there, in 32 bits.
+        # cversion is twice the number of children ever created, minus those that exist, modulo 2^32.
         counts = {
             folder: (stat.value.cversion + stat.value.numChildren) % 2**32 // 2
             for folder, stat in zip(folders, stats, strict=True)
@@ -372,18 +373,18 @@ class ZooKeeper(Backend):
         return f"{self._root.rstrip('/')}/{names.encode(name)}"
 
     async def _children(self, session: Session) -> list[str]:
-        """What is below the root, as the leader sees it."""
+        """The children of the root, as the leader sees them."""
         listed = await session.read(GetChildren(self._root, None))
         return [] if isinstance(listed.error, NoNodeError) else listed.get()
 
     async def _session(self, ttl: float | None = None) -> Session:
-        """The session for leases of this ttl, connected; without one, any."""
+        """A connected session for leases of this ttl; without a ttl, any session."""
         if ttl is None:
             for session in self._sessions.values():
                 if session.connected:
                     return session
         wanted = (ttl or _USUAL) / FRACTION
-        # Whole seconds, or tenths of short ones, so that ttls that hardly differ share a session.
+        # Round up to seconds, or to tenths for short timeouts, so that nearly equal ttls share a session.
         grid = 1 if wanted > 10 else 10
         timeout = math.ceil(round(wanted * grid, 6)) / grid
         with self._gate:
@@ -406,9 +407,9 @@ class ZooKeeper(Backend):
         return session
 
     async def _grant(self, contender: Contender, since: float) -> Grant | None:
-        """The grant of the first in the queue; None if it has to join the queue again."""
+        """The grant for the first contender in the queue; None if it has to join the queue again."""
         base = await contender.base()
-        if base.since > contender.zxid:  # raised while it stood in the queue, so its number is too small
+        if base.since > contender.zxid:  # the base was raised after this node was created: its number is too small
             await self.leave(contender.name, contender.holder)
             return None
         with self._granting:
@@ -416,7 +417,7 @@ class ZooKeeper(Backend):
                 contender.token = base.token(contender.zxid)
                 self._expiry.set(contender.holder, since + contender.ttl)
                 return Grant(contender.token, contender.ttl, since)
-        self._drop(contender)  # its event loop had stood still; once more, for it may have joined since
+        self._drop(contender)  # its event loop had stood still; drop it again, as it may have joined since
         return None
 
     def _held(self, name: str, holder: str, token: int) -> Contender | None:
@@ -447,7 +448,7 @@ class ZooKeeper(Backend):
                     _log.exception("a hold that was not renewed is left to its session")
 
     def _lost(self, contender: Contender, why: str) -> None:
-        """A hold is gone for good; its holder learns it at once."""
+        """End a hold that is lost for good, and report that to its holder at once."""
         contender.ended = True
         self._dropped(contender, True)
         self._expiry.cancel(contender.holder)
@@ -464,7 +465,7 @@ class ZooKeeper(Backend):
                     contender.rouse()
 
     def _session_beat(self, session: Session) -> None:
-        """Drop the waiters whose event loop was closed, or stopped for their ttl: the session lives on without it."""
+        """Drop the waiters whose event loop was closed, or stood still for their ttl: their session lives on."""
         for contender in list(self._contenders.values()):
             if contender.session is session and contender.abandoned:
                 with self._granting:
@@ -472,7 +473,7 @@ class ZooKeeper(Backend):
                     contender.ended = contender.ended or waits
                 if waits:
                     self._drop(contender)
-                    contender.rouse()  # it joins again, should its event loop go on
+                    contender.rouse()  # the waiter joins again if its event loop goes on
 
     def _session_connected(self, session: Session) -> None:
         for contender in list(self._contenders.values()):
@@ -480,7 +481,7 @@ class ZooKeeper(Backend):
                 self._drop(contender)
 
     async def _found(self, name: str) -> list[tuple[Status, list[str]]]:
-        """The lock as the leader sees it, and the paths of its holders' nodes; empty if nobody holds it."""
+        """The lock as the leader sees it, and the paths of its holders' nodes; empty if it is not held."""
         queue = await contenders(await self._session(), self._folder(name))
         if not queue:
             return []

@@ -1,4 +1,4 @@
-"""The queue of a ZooKeeper lock: our nodes in it, and what it takes to join, watch and leave it."""
+"""The queue of a ZooKeeper lock: our nodes in it, and how to join, watch and leave it."""
 
 from collections.abc import Callable
 from math import inf
@@ -20,11 +20,11 @@ from fencepost.errors import ConfigError
 _EPHEMERAL_SEQUENTIAL = 3
 _CHANGED = "CHANGED"
 _DELETED = "DELETED"
-_LONG = 256  # nodes: a queue of fewer is listed sooner than three nodes of it are looked for
+_LONG = 256  # nodes: listing a shorter queue takes less time than looking at three of its nodes
 
 
 class Contender:
-    """A holder's node in the queue of its lock, from before it is asked for until it is surely gone."""
+    """A holder's node in the queue of its lock, from before its creation until it is certainly gone."""
 
     __slots__ = (
         "_handed_over",
@@ -64,21 +64,21 @@ class Contender:
         self.ttl = session.lasts(ttl)
         self.limit = limit  # of a sharer: how many may hold at once
         self.created: Reply | None = None
-        self.token = 0  # what it was granted under
+        self.token = 0  # the token of its grant; 0 if it has none
         self.based = False  # whether the lock had a base when last seen
         self.size = 0  # how many nodes the lock had when last seen
-        self.ahead: list[str] = []  # who stood before it when last seen, first come first
-        self.ended = False  # nobody wants it any more; it is dropped as soon as the connection allows
-        self.forsaken = False  # its waiter's coroutine was closed, so that nobody cleans up
-        self._handed_over: Reply | None = None  # if the node before it was changed: whether that was gone at once
+        self.ahead: list[str] = []  # the nodes before it when last seen, oldest first
+        self.ended = False  # it is no longer needed; it is dropped as soon as the connection allows
+        self.forsaken = False  # its waiter's coroutine was closed, and cannot clean up
+        self._handed_over: Reply | None = None  # after a change of the node before it: whether that node still exists
         self._stem = ""
-        self._last: Signal | None = None  # what it was last waited on with
+        self._last: Signal | None = None  # the signal that its waiter waited on last
         self._wake: Signal | None = None
         self._lost = lost
 
     @property
     def path(self) -> str:
-        """Its node's path; empty if it has none, or none that is known."""
+        """Its node's path; empty if it has no node, or its path is not known."""
         created = self.created
         if created is None or created.value is None or created.era != self.session.era:
             return ""
@@ -86,12 +86,12 @@ class Contender:
 
     @property
     def blocking(self) -> list[str]:
-        """Who of those ahead is in its way."""
+        """The nodes ahead that block this one."""
         return blocking(self.ahead, self.limit, names.limit)
 
     @property
     def abandoned(self) -> bool:
-        """Whether nobody waits for it any more, or nobody can, as far as its event loop has shown for its ttl."""
+        """Whether its waiter is gone: its coroutine was closed, or its event loop has stood still for the ttl."""
         return self.forsaken or (self._last is not None and stood_still(self._last, self.ttl))
 
     @property
@@ -101,10 +101,10 @@ class Contender:
         return int(self.created.value[1].czxid)
 
     async def join(self, settings: Settings, driver: Driver) -> None:
-        """Create the node and list the queue in one go; BackendError, ambiguous if the node may be there."""
+        """Create the node and list the queue in one round trip; BackendError, ambiguous if the node may exist."""
         session, folder = self.session, self.folder
         identity, told = holders.split(self.holder)
-        # As kazoo's Election has it: what a candidate tells of itself is its node's data.
+        # As in kazoo's Election, the data of a candidate's node is the candidate's metadata.
         data = (told or f"{self.holder} {self.ttl:g}").encode()
         while True:
             answered = self._last = driver.signal()
@@ -121,10 +121,10 @@ class Contender:
                 return
 
     async def look(self) -> bool:
-        """See who is ahead now, as the leader sees it; False if this node is no longer in the queue.
+        """Read which nodes are ahead now, as the leader sees it; False if this node is no longer in the queue.
 
-        A hand-over does not list the queue, which may be long. The one before it was first, so that nobody is left
-        ahead of it: numbers grow, and a node that is gone never comes back.
+        After a hand-over this does not list the queue, which may be long. The node before this one was the first, so no
+        node is ahead now: numbers grow, and a deleted node never comes back.
         """
         gone, self._handed_over = self._handed_over, None
         if gone is not None and self.path:
@@ -162,21 +162,21 @@ class Contender:
         return await base(self.session, self.name, self.folder) if self.based else Base("zookeeper", self.name)
 
     async def passed(self, driver: Driver, left: float) -> bool:
-        """Wait for the node just before this one to go, or for any reason to look again; False after ``left``."""
+        """Wait until the node before this one is gone, or there is another reason to look; False after ``left``."""
         self._wake = self._last = wake = driver.signal()
         self._handed_over = None
         gone: Reply | None = None
 
         def woken(event: Any) -> None:
             nonlocal gone
-            # Asked for at once, on the connection's thread: a release leaves no node, and others who change one do.
+            # Ask at once, on the connection's thread: after a release the node is gone, after another change it is not.
             gone = self.session.send(Exists(path, None)) if event.type == _CHANGED else None
             wake.set()
 
         last = self.blocking[-1]
         if self.limit is None:
-            self.ahead = [last]  # with many waiters in a process, the rest of a long queue is many lists
-        any_of_them = bool(self.limit and names.limit(last))  # may make room
+            self.ahead = [last]  # many waiters in one process would each keep a list of the whole queue
+        any_of_them = bool(self.limit and names.limit(last))  # any sharer that leaves may make room
         path = self.folder if any_of_them else f"{self.folder}/{last}"
         with self.session.watching(path, woken) as watch:
             [seen] = await self.session.ask(GetChildren(path, watch) if any_of_them else GetData(path, watch))
@@ -192,7 +192,7 @@ class Contender:
 
     @property
     def release(self) -> "Release | Delete":
-        """What deletes the node of this holder; in a long queue, so that the one behind it need not list that."""
+        """The request that deletes this holder's node; in a long queue, one after which the next need not list it."""
         return Release(self.path) if self.size >= _LONG and self.limit is None else Delete(self.path, -1)
 
     def rouse(self) -> None:
@@ -201,17 +201,17 @@ class Contender:
             self._wake.set()
 
     def removed(self, event: Any) -> None:
-        """Its own node was deleted by somebody, or the connection went down, which decides nothing yet."""
+        """The watch of its own node: report the loss if the node was deleted; a lost connection proves nothing yet."""
         if event.type == _DELETED and not self.ended:
             self._lost(self, "its node was deleted")
 
     def drop(self, then: Callable[[bool], None]) -> None:
-        """Delete the node, without waiting; ``then`` learns whether it is surely gone."""
+        """Delete the node, without waiting; ``then`` is called with whether it is certainly gone."""
         self.ended = True
         session, folder = self.session, self.folder
 
         def deleted(reply: Reply) -> None:
-            # A session that nobody keeps alive takes its nodes along; nothing more can be done about them.
+            # When a session is over, the server deletes its nodes; nothing more can be done about them.
             gone = isinstance(reply.error, (NoNodeError, SessionExpiredError)) or session.over
             then(reply.error is None or gone)
 
@@ -230,20 +230,20 @@ class Contender:
 
         if self.path:
             session.send(Delete(self.path, -1), deleted)
-        elif not self._stem:  # it was never asked for: there was no memory for that
+        elif not self._stem:  # its creation was never requested, as after a MemoryError
             then(True)
         else:
-            # A create whose answer was lost: past the sync it is either seen, or it was never made, for
-            # the leader takes no request from a connection that this session has left.
+            # The answer to the create was lost. After a sync the node is visible, or it was never created:
+            # the leader accepts no request from a connection that this session has left.
             synced = session.send(Sync("/"))
             session.send(GetChildren(folder, None), found)
 
 
 class Release(Transaction):  # type: ignore[misc]  # kazoo has no types
-    """Deletes a holder's node, and shows who watches it that it was the holder's.
+    """Deletes a holder's node, and shows its watchers that the holder released it.
 
-    They are told of a change; of a waiter that left or died, they are told that it was deleted. Kazoo's and Curator's
-    locks and the Java recipe look again after either.
+    Their watch fires with a change. If a waiter left or died, it fires with a deletion. Kazoo's and Curator's locks and
+    the Java recipe look again after either.
     """
 
     def __new__(cls, path: str) -> "Release":
@@ -251,7 +251,7 @@ class Release(Transaction):  # type: ignore[misc]  # kazoo has no types
 
 
 def settle(reply: Reply) -> Reply:
-    """The reply of a release, with its error where that of any other request is."""
+    """The reply to a release, with its error in ``error``, as for any other request."""
     if isinstance(reply.value, list):
         errors = [each for each in reply.value if isinstance(each, Exception)]
         reply.error = next((each for each in errors if not isinstance(each, RolledBackError)), None)
@@ -261,13 +261,14 @@ def settle(reply: Reply) -> Reply:
 def _tells(node: str, data: bytes, stat: Any) -> bool:
     """Whether a change of this node can only mean that its holder releases it.
 
-    It is one of ours, that nobody has changed. Curator asks a holder to release by a change of its node.
+    That is so if fencepost created the node, and it was not changed yet. Curator changes a holder's node to ask the
+    holder to release.
     """
     return names.limit(node) is None and stat.version == 0 and _owner(data, node)[1] > 0
 
 
 class Seen(NamedTuple):
-    """A contender's node in the queue, and what it says of its holder; sorted, they stand in their order."""
+    """A contender's node in the queue, and what it says about its holder; they sort in the order of the queue."""
 
     zxid: int
     path: str
@@ -304,13 +305,13 @@ async def raise_base(session: Session, name: str, folder: str, above: int, acl: 
         if value is None:
             return
         [written] = await session.ask(write)
-        if not isinstance(written.error, (NoNodeError, NodeExistsError, BadVersionError)):  # nobody was faster
+        if not isinstance(written.error, (NoNodeError, NodeExistsError, BadVersionError)):  # else another was faster
             written.get()
             return
 
 
 async def changed(session: Session, driver: Driver, name: str, folder: str, token: int | None) -> None:
-    """Return once the lock may have another holder than who has ``token``."""
+    """Return once the lock may have another holder than the one with ``token``."""
     wake = driver.signal()
 
     def woken(event: object) -> None:
@@ -335,13 +336,13 @@ async def changed(session: Session, driver: Driver, name: str, folder: str, toke
 
 
 async def nodes(session: Session, folder: str) -> list[str]:
-    """The nodes of who holds a lock and who waits for it, as the leader sees it."""
+    """The nodes of the holders and waiters of a lock, as the leader sees them."""
     listed = await session.read(GetChildren(folder, None))
     return [] if isinstance(listed.error, NoNodeError) else names.contenders(listed.get())[0]
 
 
 async def contenders(session: Session, folder: str) -> list[Seen]:
-    """Who holds a lock and who waits for it, in the order they came."""
+    """The holders and waiters of a lock, in the order they came."""
     found = await nodes(session, folder)
     if not found:
         return []
@@ -354,9 +355,9 @@ async def contenders(session: Session, folder: str) -> list[Seen]:
 
 
 def _owner(data: bytes, node: str) -> tuple[str, float]:
-    """A node's holder, and for how long it outlives its process: 0 if that is not told.
+    """A node's holder, and for how many seconds the node outlives its process: 0 if the node does not say.
 
-    A node without data goes by its own name.
+    The holder of a node without data is the node's name.
     """
     if not data:
         return node, 0.0
@@ -370,4 +371,4 @@ def _owner(data: bytes, node: str) -> tuple[str, float]:
         try:
             return holders.compose(names.identity(node), data.decode(errors="replace")), 0.0
         except ConfigError:
-            return node, 0.0  # somebody tells more than a holder can carry
+            return node, 0.0  # the data is not valid as part of a holder

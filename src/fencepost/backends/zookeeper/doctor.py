@@ -10,7 +10,7 @@ _EDGE = 2**31 * 3 // 4
 
 
 def examine(session: Session, hosts: int, asked: float, counts: dict[str, int]) -> list[Finding]:
-    """What the server says of itself, and what it granted. It blocks, for one question on its own connection."""
+    """What the server says about itself, and what it granted. It blocks: it asks on another connection."""
     findings = [_server(session, hosts)]
     granted = session.lasts(asked)
     if granted == asked:

@@ -1,4 +1,4 @@
-"""A ZooKeeper session: kazoo's connection, whose answers reach blocking and asyncio code alike."""
+"""A ZooKeeper session: kazoo's connection, for blocking and asyncio code."""
 
 import logging
 import socket
@@ -36,16 +36,16 @@ from fencepost.errors import BackendError
 _log = logging.getLogger("fencepost")
 
 FRACTION = 2 / 3
-"""A lease's part of its session's timeout.
+"""The part of its session's timeout that a lease lasts.
 
-The leader counts a session's time from the last ping that it was told of, and not from a grant. Kazoo pings whenever
-nothing was sent for a third of the timeout: that is what is left here, so that a deadline is not late.
+The leader counts a session's timeout from the last ping that reached it, not from a grant. Kazoo pings whenever nothing
+was sent for a third of the timeout. A lease is shorter by that third, so that it ends before its session can.
 """
 
-_HOPELESS = 5.0  # seconds, at least, for which all servers turn a client away before it asks for another session
-_PAUSE = 3.0  # longer than between two attempts to connect
-_CHUNK = 65536  # bytes to read from a connection at once
-_BURST = 64  # requests to send at once, before answers are read again
+_HOPELESS = 5.0  # after the servers have closed each connection for at least so many seconds, give up the session
+_PAUSE = 3.0  # longer than the pause between two attempts to connect
+_CHUNK = 65536  # the most bytes to read from a connection at once
+_BURST = 64  # the most requests to send at once, before answers are read again
 
 DOUBTFUL = (ConnectionLoss, ConnectionClosedError, SessionExpiredError)
 
@@ -64,14 +64,14 @@ class _Login(Auth):  # type: ignore[misc]  # kazoo has no types
 
 
 class _Response(SASL):  # type: ignore[misc]  # kazoo has no types
-    """A step of SASL that does not show what is said, which may be a password."""
+    """A step of SASL that does not show its content, which may be a password."""
 
     def __repr__(self) -> str:
         return "SASL(***)"
 
 
 class Reply:
-    """The answer to one request, set by kazoo's connection thread; ``era`` is the session's when it came."""
+    """The answer to one request, set by kazoo's connection thread; ``era`` is that of the session at that time."""
 
     __slots__ = ("_session", "_then", "done", "era", "error", "value")
 
@@ -100,23 +100,23 @@ class Reply:
                 _log.exception("a ZooKeeper answer could not be handled")
 
     def get(self) -> Any:
-        """The value; raises BackendError, which names what to do."""
+        """The value; raises a BackendError with advice if the request failed."""
         if self.error is not None:
             raise self._session.failure(self.error)
         return self.value
 
 
 def sets(signal: Signal) -> Callable[[Reply], None]:
-    """What to do with an answer that somebody waits for."""
+    """A callback for an answer that sets ``signal``."""
     return lambda reply: signal.set()
 
 
 class _Bell:
-    """Wakes kazoo's connection thread, which takes it for both ends of a pair of sockets.
+    """Wakes kazoo's connection thread. Kazoo uses it as both ends of a pair of sockets.
 
-    Kazoo writes a byte for each request, and reads one for each that it sends, which it does only while it is
-    connected: a few hundred requests would fill a real pair and block who makes the next, maybe that thread itself.
-    Here a byte is under way for as long as there are requests, and none is counted.
+    Kazoo writes a byte for each new request, and reads one for each request that it sends, but only while it is
+    connected. Without a connection, a few hundred requests would fill a real pair, and the next one would block its
+    thread, perhaps the connection thread itself. Here one byte is in the pair while there are requests.
     """
 
     def __init__(self, here: socket.socket, there: socket.socket, queued: Callable[[], bool]) -> None:
@@ -134,11 +134,11 @@ class _Bell:
         with self.gate:
             if not self.rung:
                 self.there.send(data)
-                self.rung = True  # in this order: what is cut off in between wakes once too often, and not never again
+                self.rung = True  # in this order: an interruption in between causes one wake-up too many, not too few
         return len(data)
 
     def recv(self, size: int) -> bytes:
-        """Called for each request that was sent: the bell rings on while there are others."""
+        """Called for each request that was sent: the byte stays in the pair while there are other requests."""
         with self.gate:
             if self._queued():
                 return b"\0"
@@ -153,7 +153,7 @@ class _Bell:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """Calls back on the connection's own thread: our callbacks set signals and send, they never wait."""
+    """Runs callbacks on the connection's own thread: ours only set signals and send, and never wait."""
 
     def __init__(self, limit: float) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         return super().create_connection(*args, **options | {"timeout": min(options["timeout"], self.limit)})
 
     def select(self, readers: Any, writers: Any, _: object, timeout: float | None = None) -> Any:
-        """As kazoo's, but without a descriptor of its own: a process that is out of them would lose its session."""
+        """Like kazoo's, but without its own descriptor: a process without free descriptors would lose its session."""
         poll = poller()
         for each in readers:
             poll.register(each, READABLE)
@@ -185,7 +185,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         here, there = super().create_socket_pair()
         try:
             bell = _Bell(here, there, lambda: self.queued())
-        except BaseException:  # for example, out of memory
+        except BaseException:  # such as MemoryError
             here.close()
             there.close()
             raise
@@ -199,15 +199,15 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
 
 
 class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
-    """Notes the timeout that the server granted, which kazoo keeps to itself.
+    """Notes the timeout that the server granted, which kazoo does not expose.
 
-    Kazoo would wait a whole session timeout for a server that does not answer, and lose the session
-    while others would have it: we go on to the next one, or try again, sooner.
+    Kazoo would wait a whole session timeout for a server that does not answer, and so lose the session,
+    although other servers would accept it. We try the next server, or try again, sooner.
     """
 
     granted = 0.0
     over = False
-    """Its thread has ended, so that it never connects again."""
+    """Its thread has ended, so it never connects again."""
     refused: AuthFailedError | None = None
     trouble = ""
     """Why the last attempt to connect failed."""
@@ -219,16 +219,16 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     on_over: Callable[[], None] = staticmethod(lambda: None)
     _due = 0.0
     _unread: bytearray
-    """What has come from the server and was not looked at yet; another one for each connection."""
+    """The bytes that were received but not parsed yet; a new buffer for each connection."""
     _unsent: bytearray | None = None
-    """The requests of a burst, while they are put together."""
+    """The requests of a burst, while they are collected."""
     _turned_away = (0.0, 0.0)
     """When servers began to close each connection without an answer, and when one did so last."""
 
     def start(self) -> None:
         try:
             super().start()
-        except (RuntimeError, MemoryError):  # no thread can be started just now: free the sockets that were made for it
+        except (RuntimeError, MemoryError):  # no thread can be started now: free the sockets that were made for it
             self.connection_stopped.set()
             self.close()
             raise
@@ -245,7 +245,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     def _expand_client_hosts(self) -> Any:
         try:
             return super()._expand_client_hosts()
-        except OSError as error:  # such as that no descriptor is left to resolve names with
+        except OSError as error:  # for example, no descriptor is left to resolve names with
             self.trouble = f"cannot resolve names: {error}"
             return []  # kazoo tries again
 
@@ -269,12 +269,13 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     def _read_response(self, header: Any, buffer: Any, offset: int) -> Any:
         pending = self.client._pending
         if pending and pending[0][2] != header.xid:
-            # Kazoo fails that request before it drops the connection, and with it all that is asked in between.
+            # Kazoo would fail that request before it drops the connection, and would then fail the requests that are
+            # made in between, too.
             raise ConnectionDropped(f"the server answered request {header.xid} once more, or one that nobody made")
         return super()._read_response(header, buffer, offset)
 
     def _read_socket(self, read_timeout: float) -> Any:
-        """As kazoo's, but for all that has come: it would ask the system twice for each half of each answer."""
+        """Like kazoo's, but for all bytes that have arrived: kazoo makes two system calls per half of an answer."""
         try:
             chunk = self._socket.recv(_CHUNK)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -282,13 +283,14 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         if not chunk:
             raise ConnectionDropped("socket connection broken")
         self._unread += chunk
-        pending = getattr(self._socket, "pending", int)  # of TLS: what is decrypted, which a poll does not show
+        pending = getattr(self._socket, "pending", int)  # of TLS: the bytes already decrypted, which poll does not show
         try:
             while self._unread or pending():
                 if super()._read_socket(read_timeout) == CLOSE_RESPONSE:
                     return CLOSE_RESPONSE
         except (RuntimeError, LookupError, ValueError, struct.error) as error:
-            # It answers no request, or is no answer. Kazoo would end the session, and leave its nodes until it expires.
+            # These bytes are no answer, or answer no request. Kazoo would give up the session, and its nodes would stay
+            # until it expires.
             raise ConnectionDropped(f"the server sent what answers no request: {error!r}") from error
         return None
 
@@ -302,7 +304,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         return found
 
     def _send_request(self, read_timeout: float, connect_timeout: float) -> None:
-        """As kazoo's, but for all requests that wait to be sent, in one write."""
+        """Like kazoo's, but for all requests that wait to be sent, in one write."""
         self._unsent = bytearray()
         try:
             for _ in range(_BURST):
@@ -329,7 +331,7 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
         super()._submit(request if kind is None else kind(*request), timeout, xid)
 
     def _beat(self) -> None:
-        """Whatever was sent keeps the session alive: now and then, see for whom."""
+        """Every request keeps the session alive: from time to time, check whether its waiters still need it."""
         now = boottime()
         if now >= self._due:
             self._due = now + self.granted / 3
@@ -351,12 +353,12 @@ class _Connection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no type
     def _hopeless(self) -> bool:
         """Whether servers have turned us away for so long that this session is over, and another one is needed.
 
-        A server that was put back to a backup refuses a client that has seen later changes than it has, however
-        often it asks. All leases of the session are over by now.
+        A server that was restored from a backup always refuses a client that has seen later changes than the server
+        has. By then all leases of the session are over.
         """
         now = boottime()
         since, last = self._turned_away
-        if now > last + _PAUSE:  # there was no server meanwhile, and that is another matter
+        if now > last + _PAUSE:  # in the meantime no server was reached, which does not count as a refusal
             since = now
         self._turned_away = since, now
         return now - since > max(_HOPELESS, 2 * self.granted)
@@ -370,10 +372,10 @@ _ENDED = {
 
 
 class _Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
-    """Fails what was asked before the connection was lost, and nothing that is asked because of that."""
+    """When the connection is lost, fails the requests made before that, but not those made because of it."""
 
     def _call(self, request: object, reply: Reply) -> bool:
-        """As kazoo's, but that it never waits, and that a request which fails here is not queued."""
+        """Like kazoo's, but it never waits, and a request that fails here is not queued."""
         if (error := _ENDED.get(self._state)) is not None:
             reply.set_exception(error())
             return False
@@ -382,13 +384,13 @@ class _Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
             reply.set_exception(ConnectionClosedError())
             return False
         try:
-            # Without a call of ours, which could fail in between: what is queued has to be sent.
+            # Inline, because a function call could fail in between: a request that is queued must be sent.
             with bell.gate:
                 self._queue.append((request, reply))
                 if not bell.rung:
                     bell.there.send(b"\0")
                     bell.rung = True
-        except OSError:  # it was closed meanwhile
+        except OSError:  # it was closed in the meantime
             reply.set_exception(ConnectionClosedError())
             return False
         return True
@@ -401,7 +403,7 @@ class _Client(KazooClient):  # type: ignore[misc]  # kazoo has no types
         while self._queue:
             lost.append(self._queue.popleft()[1])
         for reply in lost:
-            if reply is not None:  # nobody waits for the answer to a close
+            if reply is not None:  # the request to close has no reply object
                 reply.set_exception(error())
 
 
@@ -415,7 +417,7 @@ class Session:
         self.on_lost: Callable[[Session], None] = lambda session: None
         self.on_connected: Callable[[Session], None] = lambda session: None
         self.on_beat: Callable[[Session], None] = lambda session: None
-        """Called every now and then while the session is kept alive, on kazoo's connection thread."""
+        """Called from time to time while the session is kept alive, on kazoo's connection thread."""
         self._driver = driver
         self._settings = settings
         self._patience = settings.patience
@@ -443,7 +445,7 @@ class Session:
         self._client.add_listener(self._changed)
 
     def _authenticate(self) -> None:
-        """Have the next connection log in with what the credentials are now; on kazoo's connection thread."""
+        """Let the next connection log in with the present credentials; called on kazoo's connection thread."""
         login, user = self._settings.login, self._settings.user
         assert login is not None, "this is for credentials that change"
         self._connection.trouble = "credentials= has not answered yet"
@@ -465,7 +467,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether kazoo gave it up for good: it never connects again."""
+        """Whether kazoo has given up the session for good: it never connects again."""
         return bool(self._connection.over)
 
     @property
@@ -474,14 +476,14 @@ class Session:
 
     @property
     def limit(self) -> float:
-        """Seconds to wait for an answer; without a connection, for one to come and bring it.
+        """Seconds to wait for an answer; without a connection, for the connection and the answer.
 
-        Kazoo gives a silent server up after two thirds of the timeout; this is for what it misses.
+        Kazoo gives up a silent server after two thirds of the timeout; this limit is for cases that kazoo misses.
         """
         return self._patience + (float(self._connection.granted) if self.connected else 0.0)
 
     def lasts(self, ttl: float) -> float:
-        """Seconds for which a lease lasts that this session has confirmed: ``ttl``, or what the server made of it."""
+        """For how many seconds a lease of this session lasts: ``ttl``, unless the server granted another timeout."""
         granted = float(self._connection.granted)
         return ttl if abs(granted - self.timeout) < 0.002 else granted * FRACTION
 
@@ -490,7 +492,7 @@ class Session:
         return int(self._client._session_id or 0)
 
     def _changed(self, state: str) -> None:
-        """Kazoo's connection thread says that the connection came up, went down, or lost its session."""
+        """Called by kazoo's connection thread when the connection is up or down, or its session is lost."""
         if state == KazooState.LOST:
             self.era += 1
             self.on_lost(self)
@@ -503,13 +505,13 @@ class Session:
             signal.set()
 
     async def ready(self, within: float = inf) -> None:
-        """Wait for the connection; BackendError, and nothing was asked, if it does not come."""
+        """Wait for the connection; BackendError if it cannot be opened. No request was sent then."""
         if self._client.connected:
             return
         now = self._driver.now
         allowed = patience(min(self._patience, within))
         until = now() + allowed
-        known = self._connection.unnamed  # it tries again by itself
+        known = self._connection.unnamed  # an old error does not count: kazoo tries again by itself
         while not self._client.connected:
             signal = self._driver.signal()
             self._waiting.add(signal)
@@ -534,9 +536,9 @@ class Session:
 
     @contextmanager
     def watching(self, path: str, wake: Callable[[Any], None]) -> Iterator[Callable[[Any], None]]:
-        """What to give a request as its watch of ``path``: ``wake`` is called with the event when it fires, in here.
+        """The watch to give to requests for ``path``: inside the block, ``wake`` is called with each event.
 
-        It is the same for all: kazoo keeps each watch until it fires, also of those who no longer wait.
+        All waiters use the same watch function: kazoo keeps each watch until it fires, even if its waiter is gone.
         """
         with self._watch_gate:
             self._watching.setdefault(path, set()).add(wake)
@@ -551,21 +553,21 @@ class Session:
 
     def _fired(self, event: Any) -> None:
         with self._watch_gate:
-            # An event without a path tells of the connection.
+            # An event without a path is about the connection.
             paths = list(self._watching) if event.path is None else [event.path]
             wakes = [wake for path in paths for wake in self._watching.get(path, ())]
         for wake in wakes:
             wake(event)
 
     def send(self, request: object, then: Callable[[Reply], None] | None = None) -> Reply:
-        """Send without waiting, from any thread; requests are carried out in the order they were sent."""
+        """Send without waiting, from any thread; requests are executed in the order in which they were sent."""
         reply = Reply(self, then)
-        # The public methods add a hop to another thread per create, and have no container nodes.
+        # Kazoo's public methods use another thread for each create, and cannot create container nodes.
         self._client._call(request, reply)
         return reply
 
     async def ask(self, *requests: object, within: float | None = None) -> list[Reply]:
-        """Send all of them at once, and wait for the last answer; BackendError if it does not come."""
+        """Send all requests at once, and wait for the last answer; BackendError if it does not arrive."""
         signal = self._driver.signal()
         replies = [self.send(request) for request in requests[:-1]]
         replies.append(self.send(requests[-1], lambda reply: signal.set()))
@@ -573,9 +575,9 @@ class Session:
         return replies
 
     async def read(self, request: object) -> Reply:
-        """What the leader sees; the reply of a sync that failed stands for the answer.
+        """The answer as the leader sees it; if the sync failed, the reply to that.
 
-        A follower that is cut off still answers reads; a sync is answered by the leader.
+        A follower that is cut off still answers reads, so a sync comes first: only the leader answers it.
         """
         synced, reply = await self.ask(Sync("/"), request)
         return synced if synced.error else reply
@@ -588,7 +590,7 @@ class Session:
             )
 
     async def make(self, folder: str) -> None:
-        """Make sure that a lock's node is there, and all above it."""
+        """Create a lock's node and all nodes above it, if they do not exist."""
         acl, container = self._settings.acl, self._settings.container
         kind = Container if container else Create2
         parts = folder.strip("/").split("/")
@@ -599,15 +601,15 @@ class Session:
         if unknown is replies[-1]:
             replies = await self.ask(Create2(folder, b"", acl, 0))
         for reply in replies:
-            # A NoAuthError above may stand for a node that is there, in a place we may not write to.
+            # A NoAuthError for a node above may mean that it exists, below a node that we may not write to.
             if reply.error and not isinstance(reply.error, (NodeExistsError, NoAuthError)):
-                # ZooKeeper ends the session after a request that it does not know: the rest is lost.
+                # ZooKeeper ends the session after a request that it does not know, so the later requests fail.
                 (unknown if unknown and isinstance(reply.error, DOUBTFUL) else reply).get()
         if isinstance(replies[-1].error, NoAuthError):
             replies[-1].get()
 
     def failure(self, error: Exception, *, ambiguous: bool | None = None) -> BackendError:
-        """What a request's error means to who asked."""
+        """The BackendError for a request's error, with advice."""
         if isinstance(error, NoAuthError):
             next_step = "not allowed; give zk://user:password@..., or open the node's ACL"
         elif isinstance(error, AuthFailedError):
@@ -625,14 +627,14 @@ class Session:
         return BackendError(f"ZooKeeper at {self.hosts}: {next_step}", backend="zookeeper", ambiguous=unsure)
 
     def command(self, word: bytes) -> str:
-        """What the server answers to a four-letter word, on a connection of its own; it blocks."""
+        """The server's answer to a four-letter word, on another connection; it blocks."""
         try:
             return str(self._client.command(word))
         except KazooException as error:
             raise self.failure(error) from error
 
     def close(self) -> threading.Thread:
-        """End the session, and with it all its nodes; the thread that does it may be waited for."""
+        """End the session, and with it all its nodes; return the thread that does it."""
 
         def stop() -> None:
             try:

@@ -1,6 +1,6 @@
--- Take the lock from its holder, also from a client that is not ours, or from all who share it, and hand it on.
+-- Take the lock from its holder, also from a client of another library, or from all its sharers, and hand it over.
 -- KEYS: lock, queue, counter
--- Answers: what status.lua does, as it was.
+-- Answers: as status.lua does, for the lock before this.
 -- needs: clock, mint, alive, cover, hand_over, seen
 local found = seen(KEYS[1], KEYS[2])
 if found then

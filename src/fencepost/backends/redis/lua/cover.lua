@@ -1,6 +1,6 @@
--- cover(lock, now): let a shared lock last as long as the last of its sharers.
--- While it is shared it holds ':0', so nobody else takes it, and its sharers are a sorted set beside it: holder:token
--- by deadline, in us. When it holds anything else, what may be left of that set means nothing.
+-- cover(lock, now): set the expiry of a shared lock to the last deadline of its sharers.
+-- The value of a shared lock is ':0', so that no other client takes it. Its sharers are in a sorted set of their own:
+-- holder:token by deadline, in us. While the lock has another value, what may be left of that set means nothing.
 local function cover(lock, now)
     local shares = lock .. '\31shares'
     local last = redis.call('ZRANGE', shares, -1, -1, 'WITHSCORES')[2]

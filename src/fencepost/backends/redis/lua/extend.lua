@@ -1,4 +1,5 @@
--- Extend a lock, or a share of it, if it is still this holder's under this token: 1, or 0 if it was not.
+-- extend(lock, own, ms): extend a lock, or a share of it, if this holder still has it under this token.
+-- Returns 1, or 0 if it does not.
 local function extend(lock, own, ms)
     local value = redis.call('GET', lock)
     if value == own then return redis.call('PEXPIRE', lock, ms) end

@@ -1,5 +1,5 @@
--- While there is a gap, no waiter gets the lock: it counts as held by a client that is not ours. Goes after settle, and
--- wraps it.
+-- During a gap no waiter gets the lock: it counts as held by a client of another library. This file comes after settle,
+-- and wraps it.
 local settle_at_once = settle
 settle = function(lock, queue, counter, value, here)
     if not value and redis.call('EXISTS', queue .. '\31gap') == 1 then return 'gap', {} end

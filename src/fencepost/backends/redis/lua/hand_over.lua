@@ -1,7 +1,8 @@
--- hand_over(lock, queue, counter, sharers, here): give a lock that is free, or shared by so many, to its first live
--- waiter and tell that one; one who shares it, from then on, lets those behind it in who may share it too. Without
--- anybody, delete it. Says whether somebody holds it, and which of the waiters at the channel `here` was granted it:
--- holder, token, holder, token and so on. Those are not told: the answer to the request tells them.
+-- hand_over(lock, queue, counter, sharers, here): grant a lock that is free, or shared by `sharers`, to its first live
+-- waiter, and publish that to the waiter's process. If that waiter shares the lock, also grant it to the waiters behind
+-- it that may share it, too. If there is no holder then, delete the lock. Returns whether the lock is held, and which
+-- waiters at the channel `here` were granted it: holder, token, holder, token and so on. Nothing is published to those:
+-- the answer to the request tells them.
 local function hand_over(lock, queue, counter, sharers, here)
     local count, served, now, token = sharers or 0, {}
     while true do
@@ -11,10 +12,10 @@ local function hand_over(lock, queue, counter, sharers, here)
         if not channel or (channel ~= here and not alive(channel)) then
             redis.call('ZREM', queue, head)
         elseif count > 0 and (limit == '' or count >= tonumber(limit)) then
-            break -- it stands in the way of all behind it
+            break -- it blocks all waiters behind it
         else
-            -- A hint: the waiter then asks whether it holds the lock. Should this user not be allowed to publish, or Redis
-            -- be out of memory, free the lock all the same: the waiters look by themselves.
+            -- The message is a hint: the waiter then asks whether it holds the lock. If this user may not publish, or
+            -- Redis is out of memory, free the lock nevertheless: the waiters look from time to time.
             if channel ~= here and type(redis.pcall('PUBLISH', channel, holder)) ~= 'number' then break end
             redis.call('ZREM', queue, head)
             if not token then

@@ -1,5 +1,5 @@
--- join(lock, queue, owner, most, entry, keep): take a place in the queue of a lock that others hold, unless one has it.
--- Answers as take.lua has them.
+-- join(lock, queue, owner, most, entry, keep): add an entry to the queue of a lock that others hold, if it is missing.
+-- Answers: as take.lua does.
 local function join(lock, queue, owner, most, entry, keep)
     most = tonumber(most)
     if most < 0 then return 0 end
@@ -10,7 +10,7 @@ local function join(lock, queue, owner, most, entry, keep)
         local last = redis.call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
         redis.call('ZADD', queue, (last or 0) + 1, entry)
     end
-    -- Should all who wait die together with the holder, nothing stays behind.
+    -- If all waiters die together with the holder, the queue expires.
     redis.call('PEXPIRE', queue, keep)
     local left = redis.call('PTTL', lock)
     local first = owner == '' and redis.call('ZRANGE', lock .. '\31shares', 0, 0, 'WITHSCORES')[2]

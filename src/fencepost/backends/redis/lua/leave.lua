@@ -1,8 +1,8 @@
 -- Make sure that the holder neither holds, nor shares, nor waits.
 -- KEYS: lock, queue, gone, counter
--- ARGV: holder, entry in the queue, ms for which a request of its that arrives late is refused (0: none can),
---       a token under which it may go on holding all the same ('': none)
--- Returns who else holds the lock, or 1.
+-- ARGV: holder, entry in the queue, ms for which its late requests are refused (0: no request can arrive late),
+--       a token under which it keeps the lock nevertheless ('': none)
+-- Answers: the other client that holds the lock alone, or 1 if there is none.
 -- needs: clock, mint, alive, cover, hand_over, settle
 local holder = ARGV[1]
 local waited = redis.call('ZREM', KEYS[2], ARGV[2]) == 1
@@ -14,7 +14,7 @@ if value == ':0' then
         local owner, token = string.match(own, '^(.*):(%d+)$')
         if owner == holder and token ~= ARGV[4] then redis.call('ZREM', shares, own) end
     end
-    -- One who waited may have stood in the way of others who may share.
+    -- A waiter that has left may have blocked others that may share.
     settle(KEYS[1], KEYS[2], KEYS[4], value)
 elseif value then
     local owner, token = string.match(value, '^(.*):(%d+)$')
@@ -24,7 +24,7 @@ elseif value then
         hand_over(KEYS[1], KEYS[2], KEYS[4])
     end
 end
--- After that, and without raising: a Redis that is out of memory refuses to remember, and must free all the same.
+-- Last, and with pcall: a Redis that is out of memory refuses to remember the holder, but must free the lock.
 if ARGV[3] ~= '0' and type(redis.pcall('SADD', KEYS[3], holder)) == 'number' then
     redis.call('PEXPIRE', KEYS[3], ARGV[3])
 end

@@ -1,5 +1,5 @@
 -- mint(counter, now): a token larger than every one before it in the namespace.
--- The clock carries it past what a lost counter had reached; the counter past a clock that was set back.
+-- If the counter was lost, the clock keeps tokens growing; if the clock was set back, the counter does.
 local function mint(counter, now)
     local last = tonumber(redis.call('GET', counter) or 0)
     if last < 9e15 then
@@ -7,7 +7,7 @@ local function mint(counter, now)
         redis.call('SET', counter, token)
         return token
     end
-    -- Beyond 2^53 Lua's numbers are no longer exact, also the one that INCR returns to it.
+    -- Beyond 2^53 Lua's numbers are not exact, not even the one that INCR returns: read the text instead.
     redis.call('INCR', counter)
     return redis.call('GET', counter)
 end

@@ -1,4 +1,4 @@
--- Forget the waiters whose process is gone.
+-- Remove the waiters whose process is gone.
 -- KEYS: queue
 -- Answers: how many there were.
 -- needs: alive

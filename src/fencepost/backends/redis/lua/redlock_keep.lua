@@ -1,7 +1,7 @@
--- Remember the token that a majority led to, if this node's key still belongs to the attempt.
+-- Write the token that follows from a majority's answers, if this node's key still belongs to the attempt.
 -- KEYS: lock, counter
 -- ARGV: holder:-attempt, holder:token, token
--- Answers: 1, or 0 if it does not, and nothing changed.
+-- Answers: 1; or 0 if the key does not belong to it, and nothing changed.
 -- needs: remember
 local value = redis.call('GET', KEYS[1])
 if value == ARGV[2] then return 1 end

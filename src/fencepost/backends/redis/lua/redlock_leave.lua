@@ -1,8 +1,8 @@
 -- Give up a lock on one node.
 -- KEYS: lock, gone (of this holder)
 -- ARGV: holder;
---       the number of the last attempt to give up, and all before it;
---       the token to give up ('': none; '*': every one of this holder's);
+--       the number of an attempt: this one and all before it are given up;
+--       the token to give up ('': none; '*': every token of this holder);
 --       ms for which these attempts are refused if they arrive late (0: none can)
 -- Answers: 1 if the key was held under that token, else 0.
 local holder, last, token = ARGV[1], tonumber(ARGV[2]), ARGV[3]
@@ -16,7 +16,7 @@ if owner == holder then
     end
 end
 if ARGV[4] ~= '0' and last > tonumber(redis.call('GET', KEYS[2]) or 0) then
-    -- A server that is out of memory refuses this, and has freed the key all the same.
+    -- With pcall: a server that is out of memory refuses this, but it has freed the key already.
     redis.pcall('SET', KEYS[2], ARGV[2], 'PX', ARGV[4])
 end
 return found

@@ -1,8 +1,8 @@
--- Free the lock, or the share of it, if it is still this holder's under this token, and hand it on.
+-- Free the lock, or the share of it, if this holder still has it under this token, and hand it over.
 -- KEYS: lock, queue, counter
 -- ARGV: holder:token; the channel of the process that asks, if it has waiters for this lock
--- Answers: 1, or 0 if it was not, and nothing changed; or those who listen to that channel and were granted the lock by
---          this: holder, token, holder, token and so on.
+-- Answers: 1; or 0 if the holder no longer had it, and nothing changed; or the waiters at that channel that got the
+--          lock by this: holder, token, holder, token and so on.
 -- needs: clock, mint, alive, cover, hand_over
 local value, held, served = redis.call('GET', KEYS[1])
 if value == ARGV[1] then

@@ -1,7 +1,7 @@
--- Extend locks, or shares of them, each if it is still its holder's under its token.
+-- Extend locks, or shares of them, each if its holder still has it under its token.
 -- KEYS: locks
 -- ARGV: for each lock: holder:token, ttl in ms
--- Answers: for each lock 1, or 0 if it was not, and nothing changed; or what the server has against this lock, as text.
+-- Answers: for each lock 1; or 0 if the holder no longer has it, and nothing changed; or the server's error, as text.
 -- needs: clock, cover, extend
 local answers = {}
 for i, lock in ipairs(KEYS) do

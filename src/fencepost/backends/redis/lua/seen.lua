@@ -1,5 +1,5 @@
--- seen(lock, queue): {value, ms left or -1, queue entries}, and holder:token of each, if several share the lock;
--- false if nobody holds it.
+-- seen(lock, queue): {value, ms left or -1, queue entries}, and for a shared lock the holder:token of each sharer;
+-- false if the lock is not held.
 local function seen(lock, queue)
     local value = redis.call('GET', lock)
     if not value then return false end

@@ -1,6 +1,6 @@
--- settle(lock, queue, counter, value, here): hand on a lock whose holder, or some of whose sharers, are over, as far as
--- they are; what it holds then, false if nobody does, and who was granted it, as hand_over says. To be asked where the
--- value is none, or that of a shared lock.
+-- settle(lock, queue, counter, value, here): hand over a lock whose holder, or some of whose sharers, are gone.
+-- Returns the lock's value after that, false if it is not held, and who was granted it, as hand_over does. Call it only
+-- if the lock has no value, or that of a shared lock.
 local function settle(lock, queue, counter, value, here)
     local count = 0
     if value then

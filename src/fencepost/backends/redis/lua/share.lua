@@ -1,6 +1,6 @@
--- Take a share of the lock, or join its queue; also asked again by a waiter that wants to know how it stands.
+-- Take a share of the lock, or join its queue; a waiter also calls this again to learn whether it was granted.
 -- KEYS: lock, queue, gone, counter
--- ARGV: as take.lua has them; how many may share the lock; 1 if it may have been granted before
+-- ARGV: those of take.lua; how many may share the lock; 1 if the share may have been granted before
 -- Answers: as take.lua does.
 -- needs: clock, mint, alive, cover, hand_over, settle, join
 local lock, queue, gone, counter = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -24,7 +24,7 @@ elseif value then
     return join(lock, queue, string.match(value, '^(.*):%d+$'), ARGV[3], ARGV[4], ARGV[5])
 else
     redis.call('DEL', shares)
-    redis.call('ZREM', queue, ARGV[4]) -- nobody in the queue could be told, and this one need not be
+    redis.call('ZREM', queue, ARGV[4]) -- hand_over could publish to no waiter, but this one gets the lock now
 end
 local token = mint(counter, now)
 redis.call('ZADD', shares, now + ARGV[2] * 1000, holder .. ':' .. token)

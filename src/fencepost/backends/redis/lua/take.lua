@@ -1,9 +1,9 @@
--- Take the lock, or join its queue; also asked again by a waiter that wants to know how it stands.
+-- Take the lock, or join its queue; a waiter also calls this again to learn whether it was granted.
 -- KEYS: lock, queue, gone, counter
--- ARGV: holder, ttl in ms, the most that may wait (-1: do not join), entry in the queue, ms to keep the queue
+-- ARGV: holder, ttl in ms, the most waiters (-1: do not join), entry in the queue, ms to keep the queue
 -- Answers: the token, if granted now; {token, ms left}, if granted before; 0 busy, -1 full, -2 has left;
---          {ms left or -1, place in the queue, 1 if the holder is not one of ours}, if queued:
---          ms until the first of them expires, if several share the lock.
+--          if queued: {ms left or -1, waiters before it, 1 if the holder is a client of another library}.
+--          For a shared lock, ms left is until the first of its sharers expires.
 -- needs: clock, mint
 local lock, queue, gone, counter = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local holder = ARGV[1]
@@ -17,7 +17,7 @@ if redis.call('EXISTS', lock, queue, gone) > 0 then
         if owner == holder then return {token, redis.call('PTTL', lock)} end
         return join(lock, queue, owner, ARGV[3], ARGV[4], ARGV[5])
     end
-    redis.call('ZREM', queue, ARGV[4]) -- nobody in the queue could be told, and this one need not be
+    redis.call('ZREM', queue, ARGV[4]) -- hand_over could publish to no waiter, but this one gets the lock now
 end
 local token = mint(counter, clock())
 redis.call('SET', lock, holder .. ':' .. token, 'PX', ARGV[2])
