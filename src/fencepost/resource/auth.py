@@ -59,7 +59,7 @@ class Clients:
             return self._certificates.get(certificate) if certificate and not authorization else None
         offered = sha256(token.strip().encode()).digest()
         found = None
-        # Every digest is compared, and each in constant time: how long it takes says nothing about any of them.
+        # Compare every digest, each in constant time: the time that it takes must say nothing about any of them.
         for digest, client in self._tokens:
             if hmac.compare_digest(digest, offered):
                 found = client

@@ -35,7 +35,7 @@ class State:
         self._store = store
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: a registry would else collect once to learn the names."""
+        """Yield nothing. Without this method, a registry would collect once to learn the names."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:
