@@ -58,7 +58,7 @@ class Child:
         self.errors = ""
         self._read = 0
         self._news = threading.Condition()
-        # With every signal as the system has it: under nohup, or as a shell's background job, some are ignored.
+        # Reset every signal to the system's default: under nohup, or in a shell's background job, some are ignored.
         self.process = spawn(
             ["env", "--default-signal", *self.command],
             cwd=cwd,

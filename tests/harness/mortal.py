@@ -17,7 +17,7 @@ Connect = Callable[["Fate"], Any]
 
 
 class Fate:
-    """Counts the commits of every connection of this process; never comes to pass without a moment."""
+    """Counts the commits of every connection of this process, and kills the process at ``moment``, if one is given."""
 
     def __init__(self, moment: tuple[str, int] | None = None) -> None:
         self._moment = moment
