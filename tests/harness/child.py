@@ -27,7 +27,7 @@ CLOSED = object()
 
 
 def _free(file: str) -> bool:
-    """Whether nobody is inside a transaction that writes to a file of SQLite's."""
+    """Whether no process is inside a transaction that writes to an SQLite file."""
     with contextlib.closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as db:
         try:
             db.execute("BEGIN IMMEDIATE")
@@ -236,7 +236,7 @@ class Child:
         self.close()
 
     def close(self) -> None:
-        """Kill it and what it has started, as far as they still run, and close what it was connected by."""
+        """Kill it and what it has started, if they still run, and close its pipes."""
         if self.running or any(reader.is_alive() for reader in self._readers):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # it leads a session of its own

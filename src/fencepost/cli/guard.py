@@ -272,7 +272,7 @@ def lower_mark(
     audit: AuditLog,
     as_json: Json = False,
 ) -> None:
-    """Lower a resource's mark by hand: for one that a token which no issuer gave out has raised.
+    """Lower a resource's mark by hand: for one that was raised by a token which no issuer gave out.
 
     Until then every honest holder is refused. Afterwards every token above --to may write again, older ones of holders
     that were replaced too: make sure that none of those is left.

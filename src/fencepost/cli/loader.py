@@ -43,7 +43,7 @@ class Loader(TyperGroup):
     builtin: ClassVar[dict[str, str]] = {}
 
     def _inside(self, names: Any) -> list[str]:
-        """Those of the names that are commands of this group."""
+        """The names that are commands of this group."""
         prefix = "" if self.builtin else f"{self.name} "
         inner = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         return [name for name in inner if " " not in name]

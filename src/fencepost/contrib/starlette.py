@@ -100,7 +100,7 @@ class Fencepost:
 
     @property
     def locks(self) -> aio.Locks:
-        """The open locks, for what is no request. ConfigError where they are not open."""
+        """The open locks, for code outside requests. ConfigError if they are not open."""
         try:
             opened = self._open.get(asyncio.get_running_loop())
         except RuntimeError:

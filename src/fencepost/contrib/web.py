@@ -30,7 +30,7 @@ class Terms(NamedTuple):
         return cls(check.seconds(timeout, "timeout"), status, retry_after)
 
     def but(self, timeout: Any, status: Any, retry_after: Any) -> "Terms":
-        """The same, with those that are not None."""
+        """The same terms, but with these values, as far as they are not None."""
         given = (timeout, status, retry_after)
         return Terms.of(*(mine if other is None else other for mine, other in zip(self, given, strict=True)))
 

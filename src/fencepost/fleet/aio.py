@@ -165,7 +165,7 @@ def _failing() -> Iterator[None]:
     except asyncio.CancelledError as error:
         if _cancelled():
             raise
-        raise RuntimeError("it awaited what somebody else has cancelled") from error
+        raise RuntimeError("it awaited something that other code has cancelled") from error
 
 
 def _cancelled() -> bool:

@@ -10,7 +10,7 @@ from fencepost.backend import Status
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 MARK = 16
-"""All holder ids of one worker begin with the same hex digits, so many, so that a listing shows whose lease it is."""
+"""How many hex digits all holder ids of one worker have in common at the start: a listing shows whose lease it is."""
 
 
 def assignments(count: int, owned: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:

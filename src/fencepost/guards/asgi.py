@@ -5,7 +5,7 @@
 
 A request to a guarded resource without a token gets 428, a malformed one 400, where the policy refuses. The stamp is
 handed to the service as ``scope["fencepost"]``; the service admits it in the transaction of its own write. If that
-raises Refused, the middleware answers with 409, or 403 for a forged token:
+raises Refused, the middleware answers with 409, or 428 or 403 for a missing or forged token:
 
     fenced = request.scope["fencepost"]
     with conn:

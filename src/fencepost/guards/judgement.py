@@ -195,7 +195,7 @@ class Judgement:
 
 
 def lowering(resource: str, to: int, seen: int) -> Stamp:
-    """The mark that ``lower_mark`` sets; ConfigError if it cannot be one."""
+    """The mark that ``lower_mark`` sets; ConfigError if that is invalid, or not lower."""
     check.name(resource, "resource")
     if check.token(to) >= check.token(seen):
         raise ConfigError(f"{to} does not lower a mark of {seen}; raise_mark raises one")

@@ -78,7 +78,7 @@ class BaseRedisGuard:
     async def _read(self, command: Sequence[Part], lease: FenceOrAmbient, resource: str | None) -> Any:
         keys, reads = await self.link.keys(command)
         if not reads:
-            raise ConfigError(f"{text(command[0])} writes, and entering is no leave to write; use execute()")
+            raise ConfigError(f"{text(command[0])} writes, and read() may not write; use execute()")
         name = text(keys[0]) if resource is None else resource
         access = Judgement("redis", name, lease, "enter", self._hooks, self._policy)
         if not access.judged:

@@ -3,7 +3,7 @@
     app.wsgi_app = wsgi.Fence(app.wsgi_app, key=lambda environ: environ["PATH_INFO"])
 
 The stamp is handed to the service as ``environ["fencepost"]``. A framework that turns every error of a view into an
-answer of its own, as Flask does, needs a handler for Refused that answers with `fencepost.guards.headers.refusal`.
+answer of its own, as Flask does, needs a handler for Refused that uses ``fencepost.guards.headers.refusal``.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -24,7 +24,7 @@ class Run:
 
     @property
     def result(self) -> Any:
-        """What the run came to; None until it is set."""
+        """The result of the run; None until it is set."""
         return self._result
 
     @result.setter

@@ -53,7 +53,7 @@ class Clients:
         self._certificates = {client.certificate: client for client in clients if client.certificate}
 
     def find(self, authorization: str | None, certificate: str | None) -> Client | None:
-        """Who sent this, by its Authorization header, else by the common name of its certificate; None if unknown."""
+        """The client, by its Authorization header, else by the common name of its certificate; None if unknown."""
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             return self._certificates.get(certificate) if certificate and not authorization else None

@@ -125,7 +125,7 @@ class Options:
 
 
 def listen(host: str, port: int, *, public: bool) -> socket.socket:
-    """A listening socket; ConfigError if the address cannot be used, or if others can reach it and not ``public``."""
+    """A listening socket; ConfigError if the address cannot be used, or others can reach it although not ``public``."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

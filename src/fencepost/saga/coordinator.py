@@ -125,7 +125,7 @@ class BaseSaga:
         raise Compensated(self.name, record.id, record.error or "") from cause
 
     async def _outside(self, conn: Any, record: Record, lease: BaseLease, step: Step) -> Record:
-        """Run a step whose effect is elsewhere: record its begin, call it outside a transaction, record its result."""
+        """Run a step whose effect is elsewhere: record that it begins, call it in no transaction, record the result."""
         if record.state == "running" and record.begun != step.name:
             async with _moving(conn, record, lease) as record:
                 record.begun = step.name

@@ -220,7 +220,7 @@ class Fence:
         raise self._again(task, name)
 
     def _again(self, task: Any, name: str) -> Any:
-        """Send the task's message again, and return what tells Celery so."""
+        """Send the task's message again, and return the exception that tells Celery so."""
         request = task.request
         now = time.time()
         headers = dict(request.as_execution_options()["headers"])

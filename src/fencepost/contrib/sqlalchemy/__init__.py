@@ -42,8 +42,8 @@ def admit(
 ) -> bool:
     """Return once the write that follows in this session's transaction may be made; the mark commits with it.
 
-    Call it before the transaction's first read. Pending changes of a Session are not flushed by it. Without a lease,
-    the lease of the ``with lock:`` around here is taken; ``payload`` and what it raises are those of
+    Call it before the transaction's first read. It does not flush pending changes of a Session. Without a lease, the
+    lease of the enclosing ``with lock:`` is used; ``payload`` and the errors are those of
     `fencepost.guards.postgres.admit`.
 
         with Session(engine) as session, session.begin():
