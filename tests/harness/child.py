@@ -27,7 +27,7 @@ CLOSED = object()
 
 
 def _free(file: str) -> bool:
-    """Whether nobody is inside a transaction that writes to a file of SQLite's."""
+    """Whether no process is inside a transaction that writes to an SQLite file."""
     with contextlib.closing(sqlite3.connect(file, timeout=0, isolation_level=None)) as db:
         try:
             db.execute("BEGIN IMMEDIATE")
@@ -58,7 +58,7 @@ class Child:
         self.errors = ""
         self._read = 0
         self._news = threading.Condition()
-        # With every signal as the system has it: under nohup, or as a shell's background job, some are ignored.
+        # Reset every signal to the system's default: under nohup, or in a shell's background job, some are ignored.
         self.process = spawn(
             ["env", "--default-signal", *self.command],
             cwd=cwd,
@@ -236,7 +236,7 @@ class Child:
         self.close()
 
     def close(self) -> None:
-        """Kill it and what it has started, as far as they still run, and close what it was connected by."""
+        """Kill it and what it has started, if they still run, and close its pipes."""
         if self.running or any(reader.is_alive() for reader in self._readers):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)  # it leads a session of its own

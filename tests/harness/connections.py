@@ -1,4 +1,4 @@
-"""The connections that the SQL guards take, each behind one face: what people really write."""
+"""The connections that the SQL guards take, behind one interface, each used as people really use it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _address(dialect: str, address: str) -> str:
 
 
 def django_settings(postgres_url: str, sqlite_path: str) -> None:
-    """Django knows one set of databases for a whole process, and wants to be told that a test's loop may wait."""
+    """Django has one set of databases for a whole process, and must be told that a test's event loop may block."""
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
     info = psycopg.conninfo.conninfo_to_dict(postgres_url)
     pg = {

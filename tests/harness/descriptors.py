@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def open_descriptors() -> set[int]:
     """The numbers of this process's open descriptors."""
     folder = "/proc/self/fd"
-    # The list has the descriptor that it was read from.
+    # The list includes the descriptor that it was read from, which is closed by now.
     return {int(number) for number in os.listdir(folder) if os.path.lexists(f"{folder}/{number}")}
 
 
@@ -19,9 +19,9 @@ def open_descriptors() -> set[int]:
 def no_descriptors() -> Iterator[None]:
     """In here every call that needs a new descriptor fails with EMFILE; what is open stays open.
 
-    Not even one that is closed in here can be opened again, as if another thread were always faster.
+    Closing one in here does not help: opening fails again, as if another thread were always faster.
     """
-    with _limited(5):  # not less: the kernel refuses a poll() of more, and Redlock polls five
+    with _limited(5):  # not less: the kernel refuses to poll() more than the limit, and Redlock polls five
         yield
 
 
@@ -39,7 +39,7 @@ def few_descriptors(spare: int) -> Iterator[None]:
 
 @contextmanager
 def all_descriptors() -> Iterator[None]:
-    """In here the table of descriptors is full, without gaps: what closes one can open one, under the same number."""
+    """In here the table of descriptors is full, without gaps: code that closes one can open one, with its number."""
     taken = open_descriptors()
     limit = max(taken) + 1
     with _limited(limit):

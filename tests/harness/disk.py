@@ -75,12 +75,12 @@ def small_disk(folder: Path, size: int) -> Iterator[SmallDisk]:
 
 
 def _unshare_mounts() -> None:
-    """Have mounts of this process's own; who is not root needs users of its own for it."""
+    """Give this process a mount namespace of its own; without root, that needs a user namespace of its own, too."""
     user, group = os.geteuid(), os.getegid()
     if user == 0:
         _check(_libc.unshare(_NEWNS))
     else:
-        faulthandler.cancel_dump_traceback_later()  # it is a thread, and a process with threads keeps its users
+        faulthandler.cancel_dump_traceback_later()  # end its thread: a process with threads cannot unshare users
         until(lambda: len(os.listdir("/proc/self/task")) == 1, "no other thread is there")
         _check(_libc.unshare(_NEWNS | _NEWUSER))
         faulthandler.dump_traceback_later(LIMIT, exit=True)

@@ -1,4 +1,4 @@
-"""Waiters that nobody runs any more: their event loop was closed under them, or stopped."""
+"""Waiters whose event loop was closed or stopped while they waited."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fencepost import aio
 from fencepost.backend import Status
 from tests.harness.waiting import until_async
 
-_kept: list[asyncio.Task[Any]] = []  # for good: Python complains of a task that is destroyed while it is pending
+_kept: list[asyncio.Task[Any]] = []  # never emptied: Python complains if a pending task is destroyed
 
 
 def forsake(url: str, name: str, waits: Callable[[], bool], *, ttl: float) -> aio.Locks:
-    """Have a task wait for a lock until ``waits`` says so, and close its event loop then; its locks."""
+    """Start a task that waits for a lock, and close its event loop once ``waits()`` is true; return its locks."""
     loop = asyncio.new_event_loop()
     try:
         locks, task = loop.run_until_complete(_waiting(url, name, waits, ttl))
@@ -43,7 +43,7 @@ class Stopped:
         self.task = task
 
     def go_on(self) -> tuple[aio.Lease, Status | None]:
-        """Run the event loop again until the task has had the lock; its lease, and what the store said of the lock."""
+        """Run the event loop until the task has had the lock; its lease, and the lock's status while it was held."""
 
         async def rest() -> tuple[aio.Lease, Status | None]:
             lease = await self.task
@@ -56,7 +56,7 @@ class Stopped:
 
 @contextmanager
 def stopped(url: str, name: str, waits: Callable[[], bool], *, ttl: float) -> Iterator[Stopped]:
-    """Have a task wait for a lock until ``waits`` says so, and stop its event loop then."""
+    """Start a task that waits for a lock, and stop its event loop once ``waits()`` is true."""
     loop = asyncio.new_event_loop()
     try:
         locks, task = loop.run_until_complete(_waiting(url, name, waits, ttl))

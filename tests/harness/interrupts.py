@@ -44,7 +44,7 @@ class Interrupter:
     def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
         if event == "call":
             if frame.f_code.co_filename in (__file__, _weakrefset.__file__):
-                return None  # what is raised in a weak reference's callback, Python prints and drops
+                return None  # Python prints and drops what a weak reference's callback raises
             frame.f_trace = self._trace  # first, or Python 3.13 traces no opcode of this frame
             frame.f_trace_opcodes = True
             frame.f_trace_lines = False
@@ -75,7 +75,7 @@ class Interrupter:
 
 
 def innermost(error: BaseException) -> CodeType:
-    """The code that an interrupt came into; fencepost's own handler, which may be left in place, is none of it."""
+    """The code that an interrupt hit; fencepost's own handler, which may still be installed, does not count."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     return [code for code in codes if code.co_filename != __file__ and code is not interrupts._defer.__code__][-1]
 
@@ -92,7 +92,7 @@ def at_random(call: Callable[[], Any], longest: float, dice: random.Random) -> A
     try:
         return call()
     finally:
-        while sender.is_alive():  # whatever comes late comes in here
+        while sender.is_alive():  # a late interrupt comes in here
             try:
                 sender.join(0.01)
                 time.sleep(0.001)

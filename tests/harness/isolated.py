@@ -73,7 +73,7 @@ def call_apart(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
     __tracebackhide__ = True
     with tempfile.TemporaryDirectory(prefix="fencepost-isolated-") as folder:
         order = Path(folder, "call")
-        # A store's patience as the test has it here, too: see ``unhurried``.
+        # The child gets the patience that this process has for a store: see ``unhurried``.
         order.write_bytes(pickle.dumps((call.__module__, call.__qualname__, args, kwargs, locks._ANSWER)))
         # Not a file: a limit on the size of files would apply to it.
         reader, writer = _fork_server().Pipe(duplex=False)
@@ -88,7 +88,7 @@ def call_apart(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
             finally:
                 if child.exitcode != 0:
                     with contextlib.suppress(ProcessLookupError):
-                        os.killpg(child.pid or 0, signal.SIGKILL)  # it leads a session, of what it has started, too
+                        os.killpg(child.pid or 0, signal.SIGKILL)  # it leads a session: this kills what it started, too
                     child.join()
                 child.close()
             said = reading.result()
@@ -109,7 +109,7 @@ def in_fork(
 ) -> Awaitable[T]:
     """What ``job`` returns in a forked child, in an event loop of its own there; the child's error is raised here.
 
-    ``during`` lasts for the fork itself, with all that is done after it by itself, in both processes.
+    ``during`` lasts for the fork itself, and for all handlers that run after it, in both processes.
     Use it in an ``@isolated`` test only: a fork copies whatever else the process is in the middle of.
     """
     reader, writer = os.pipe()
@@ -153,7 +153,7 @@ async def _in_time(job: Callable[[], Awaitable[T]], deadline: float) -> T:
 
 
 def _begin(order: Path, output: Connection, environment: dict[str, str]) -> None:
-    """In the child: as in a process that was started for this alone."""
+    """In the child: set everything up as in a process that was started for this alone."""
     os.setsid()
     with output:
         for descriptor in (1, 2):
@@ -192,7 +192,7 @@ def _call(order: Path) -> None:
     warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     gc.disable()
     target: Any = importlib.import_module(module)
-    # What was imported is no garbage. To look through it would take longer than many a test, and copy each page of it.
+    # Imported modules are not garbage. Scanning them would take longer than many tests, and copy all their pages.
     gc.freeze()
     gc.enable()
     for part in name.split("."):

@@ -32,7 +32,7 @@ SERVERS: dict[str, Callable[[Ask], AbstractContextManager[Any]]] = {
     "etcd": lambda _: Etcd(args=QUICK_ETCD),
     "etcd_cluster": lambda _: EtcdCluster(args=QUICK_ETCD),
     "zookeeper": lambda _: ZooKeeper(),
-    # Not the usual 10 s: what expires here, expires soon.
+    # Less than the usual 10 s, so that tests of expiry do not wait long.
     "consul": lambda _: Consul(args=["-hcl", 'session_ttl_min = "500ms"']),
     # Several workers share it.
     "postgres": lambda _: Postgres(args=["-c", "max_connections=800"]),

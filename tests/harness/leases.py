@@ -1,4 +1,4 @@
-"""A lease that no store granted, for tests of what takes leases."""
+"""A lease that no store granted, for tests of code that takes leases."""
 
 from typing import Any
 

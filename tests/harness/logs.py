@@ -6,5 +6,5 @@ import pytest
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
-    """What fencepost logged. What another test left behind may be collected meanwhile, and asyncio tell of it."""
+    """What fencepost logged. Not all records: asyncio may log about objects of another test that are collected now."""
     return [record for record in caplog.records if record.name.partition(".")[0] == "fencepost"]

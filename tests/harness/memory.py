@@ -12,8 +12,8 @@ from typing import Any
 import fencepost
 
 _PRODUCT = str(Path(fencepost.__file__).parent)
-# What undoes, at its very first step: Python code cannot free a lock there. And what is raised where Python drops it:
-# in __del__, in a generator that is closed because nobody asks it for more, and in a finalizer.
+# Spare the first step of code that undoes something: Python code cannot free a lock there. And spare code whose errors
+# Python drops: __del__, a generator that is closed before its end, and a finalizer.
 _SPARED = {"__exit__", "see_through", "__del__", "<genexpr>"}
 _FINALIZER = weakref.finalize.__call__.__code__
 
@@ -37,7 +37,7 @@ class OutOfMemory:
         return None
 
     def run(self, call: Callable[[], object]) -> None:
-        """Make the call; what it raises is raised, but for this MemoryError."""
+        """Make the call; its errors are raised, except this MemoryError."""
         sys.settrace(self._trace)
         try:
             call()

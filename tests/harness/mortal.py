@@ -17,7 +17,7 @@ Connect = Callable[["Fate"], Any]
 
 
 class Fate:
-    """Counts the commits of every connection of this process; never comes to pass without a moment."""
+    """Counts the commits of every connection of this process, and kills the process at ``moment``, if one is given."""
 
     def __init__(self, moment: tuple[str, int] | None = None) -> None:
         self._moment = moment
@@ -86,7 +86,7 @@ def postgres_schema(url: str) -> Connect:
 
 
 def lives(job: Callable[[Fate], None], moment: tuple[str, int] | None) -> bool:
-    """Do ``job`` in a fork that dies at ``moment``; whether it came to its end instead. For isolated tests only."""
+    """Run ``job`` in a fork that dies at ``moment``; return whether it finished instead. For isolated tests only."""
     child = os.fork()
     if child == 0:
         try:

@@ -1,4 +1,4 @@
-"""PgBouncer in transaction mode: no two statements of a client need meet the same session of the server."""
+"""PgBouncer in transaction mode: two statements of a client may run in different sessions of the server."""
 
 from __future__ import annotations
 

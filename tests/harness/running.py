@@ -40,9 +40,9 @@ def run_async_test(test: Callable[..., Awaitable[None]], arguments: Mapping[str,
 
 @pytest.fixture(autouse=True)
 def unhurried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a store answer long after an acquire's timeout, which says NotAcquired then and not BackendError.
+    """Let a store answer long after an acquire's timeout; the acquire then raises NotAcquired, and not BackendError.
 
-    A machine that stalls for a second makes every store a silent one.
+    If the machine stalls for a second, every store is silent for that long.
     """
     if request.node.get_closest_marker("silence") is None:
         monkeypatch.setattr(locks, "_ANSWER", waiting.PATIENCE)

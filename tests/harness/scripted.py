@@ -68,23 +68,23 @@ SWALLOW = Fault("swallow", End.CLOSE, asked=False)
 CLOSE = Fault("close", End.CLOSE)
 LATE = Fault("late", End.HOLD)
 BREAKS = (TWICE, HALF, SWALLOW, CLOSE, LATE)
-"""Those that need no word of the protocol."""
+"""The faults that work for every protocol."""
 
 
 def wrong(answers: Mapping[str, bytes]) -> Iterator[Fault]:
-    """Answers that no such request has, each once where the server did as it was asked, and once where it did not."""
+    """Faults with answers that do not fit the request: each once if the server did as asked, and once if it did not."""
     for name, answer in answers.items():
         yield Fault(f"done-{name}", answer=answer)
         yield Fault(f"undone-{name}", asked=False, answer=answer)
 
 
 class Part(NamedTuple):
-    """A whole request or answer; its label is empty if it is neither, and only passes by."""
+    """A whole request or answer. Data that is neither has an empty label, and is only passed on."""
 
     label: str
     data: bytes
     stream: int = 0
-    """What an answer has in common with its request, where answers come in any order."""
+    """The number that an answer shares with its request, if answers may come in any order."""
 
 
 class Dialect(ABC):
@@ -102,7 +102,7 @@ class Dialect(ABC):
         """Take the whole answers out of what the server has sent so far."""
 
     def answer(self, request: bytes, fault: bytes) -> bytes:
-        """A fault's answer, as one to this request."""
+        """A fault's answer, made to fit this request."""
         return fault
 
 
@@ -144,7 +144,7 @@ class Plan:
             self._fault, self._label, self._left, self.happened = fault, label, nth, False
 
     def due(self, label: str) -> Fault | None:
-        """Count a request that came; what is to happen to it."""
+        """Count a request that came; return the fault that is planned for it, if any."""
         with self._gate:
             self.seen[label] += 1
             if label == self._label and self._left:
@@ -511,7 +511,7 @@ ZOOKEEPER = (
 class Grpc(Dialect):
     """gRPC, as far as frames of HTTP/2 tell: a label is a call's number on its connection.
 
-    A call's answer is its first frame. What its headers say depends on those before, so none is left out or changed.
+    A call's answer is its first frame. Headers are compressed by those before them, so none is left out or changed.
     """
 
     def __init__(self) -> None:
@@ -663,4 +663,4 @@ ETCD = (
     *(Fault(f"done-{name}", refusal=_ETCD_REFUSED[name]) for name in (*_LOST, "full")),
     *wrong({"empty": b"", "header": _HEADER, "text": b"<html>", "garbage": b"\xff" * 16}),
 )
-"""The faults of one etcd that need gRPC's own words; the others are those of its connections."""
+"""The faults of one etcd that only a proxy which speaks gRPC can make; the others are those of its connections."""

@@ -1,4 +1,4 @@
-"""Marks each test with the stores that it uses, so that a run can be one store's, or need no server at all.
+"""Marks each test with the stores that it uses, so that a run can be limited to one store, or need no server at all.
 
     pytest -m redis          what runs on Redis            (make test STORE=redis)
     pytest -m "not server"   what needs nothing but Python (make quick)

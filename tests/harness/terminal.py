@@ -44,7 +44,7 @@ class Terminal:
         self._shown = 0
 
     def shows(self, text: str, deadline: float = PATIENCE) -> None:
-        """Wait until the text is on the screen, after what was waited for before."""
+        """Wait until the text is on the screen, after the text of the last wait."""
         __tracebackhide__ = True
 
         def shown() -> bool:
@@ -85,7 +85,7 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def resize(self, columns: int, rows: int) -> None:
-        """Make the terminal another size, which its programs are told."""
+        """Change the size of the terminal; its programs get a signal."""
         fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     @property

@@ -56,7 +56,7 @@ def background(job: Callable[[], T]) -> Background[T]:
 
 
 def known_to_wait(locks: sync.Locks | aio.Locks) -> int:
-    """How many acquires of these locks wait and know it.
+    """How many acquires of these locks wait, and have the store's answer that they must.
 
     A waiter is in the store's queue before the answer to its request has come. A test that breaks the connection as
     soon as ``status`` shows the waiter may hit that request, which is an error of its own.

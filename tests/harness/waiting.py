@@ -13,8 +13,8 @@ T = TypeVar("T")
 PATIENCE = 60.0
 """Seconds to wait for what must come: far longer than it takes. Only a failing test waits this long."""
 GIVES_UP = 3.0
-"""Seconds after which a client gives up on a server that is silent on purpose, if that must answer its other requests:
-a busy machine is silent by itself, for a part of a second."""
+"""Seconds after which a client gives up on a server that a test has made silent, if the server must answer the client's
+other requests: on a busy machine every server is silent for a part of a second."""
 
 
 def _pause(poll: float, waited: float) -> float:
@@ -129,7 +129,7 @@ def _remembering(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> 
 
 
 def _note(task: asyncio.Task[Any]) -> None:
-    # Not task.exception(): that would count as having looked, and silence "exception was never retrieved".
+    # Not task.exception(): that would mark it as retrieved, and silence "exception was never retrieved".
     error = getattr(task, "_exception", None)
     if error is not None:
         _failed.append(f"{task.get_name()} ({getattr(task.get_coro(), '__qualname__', '?')}) failed: {error!r}")

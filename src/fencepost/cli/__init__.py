@@ -15,7 +15,7 @@ def main() -> None:
         from fencepost.cli.loader import LAB
 
         asked = completion.VARIABLE in os.environ
-        known = COMMANDS | {"worker": LAB["worker"]}  # of the lab's, the one that is started by the hundred
+        known = COMMANDS | {"worker": LAB["worker"]}  # the one command of the lab that is started by the hundred
         if not asked and len(sys.argv) > 1 and sys.argv[1] in known:
             _quickly(known[sys.argv[1]], sys.argv[2:])
         if asked:
@@ -33,11 +33,11 @@ def main() -> None:
     try:
         app(prog_name="fencepost")
     finally:
-        complain()  # a log line may be left that could not be written
+        complain()  # flush stderr: a log line may be left that could not be written
 
 
 def _quickly(target: str, words: list[str]) -> None:
-    """Run a command and end; return if Typer has to see to it. How it ends is as Typer has it."""
+    """Run a command and exit; return if Typer has to handle it. Messages and exit codes are the same as with Typer."""
     import typer
 
     from fencepost.cli import exits, loader, quick
@@ -59,7 +59,7 @@ def _quickly(target: str, words: list[str]) -> None:
         function(**arguments)
         code = 0
     except typer.BadParameter:
-        return  # it is told with the usage, and nothing was done yet
+        return  # Typer reports it together with the usage; nothing was done yet
     except typer.Exit as end:
         code = end.exit_code
     except FencepostError as error:
@@ -70,8 +70,8 @@ def _quickly(target: str, words: list[str]) -> None:
     except OSError as error:
         if error.errno != errno.EPIPE:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # whatever reads it is gone; the exit must not complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader is gone; the flush at exit must not fail
         code = 1
     finally:
-        complain()  # a log line may be left that could not be written
+        complain()  # flush stderr: a log line may be left that could not be written
     sys.exit(code)

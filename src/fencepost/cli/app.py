@@ -28,7 +28,7 @@ COMMANDS = {
 }
 """Name -> module:attribute, which is the command's function, or a Typer with several commands.
 
-A command's module imports what is heavy inside its function, so that ``--help`` stays quick.
+A command imports heavy modules inside its function, so that ``--help`` stays quick.
 """
 
 

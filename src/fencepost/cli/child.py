@@ -23,18 +23,18 @@ FORWARDED = (
     signal.SIGTSTP,
 )
 ENDING = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
-"""Those that end the wait for the lock as well."""
+"""The signals that also end the wait for the lock."""
 _WANTS_TERMINAL = frozenset({signal.SIGTTIN, signal.SIGTTOU})
-"""What the terminal stops a process group with that uses it from the background."""
+"""The signals that stop a process group which uses the terminal from the background."""
 Still: TypeAlias = Callable[[], AbstractContextManager[object]]
-"""What keeps our threads from what holds others up: SQLite's, for a transaction that is stopped locks the file."""
+"""Opens a block in which none of our threads blocks others. For SQLite: a stopped transaction would lock the file."""
 
 
 class Child:
-    """One command in a process group of its own; where we have the terminal, it gets it.
+    """One command in a process group of its own; if we have the terminal, the command gets it.
 
-    In a pipeline the others need the terminal too (``| less``): there the command gets it once it uses it.
-    ``may_go_on`` is asked when a stopped job is continued; ``still`` is for ``stop``.
+    In a pipeline other programs need the terminal too (``| less``): there the command gets it only when it uses it.
+    ``may_go_on`` is called when a stopped job is continued; ``still`` is for ``stop``.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Child:
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
         loop.add_signal_handler(signal.SIGCONT, self._continued)
         # While the command has the terminal we are in the background. Taking the terminal back must not stop us, nor
-        # must another process of our group that reads from it: nobody would renew the lease.
+        # must another process of our group that reads from it: then nobody would renew the lease.
         for number in _WANTS_TERMINAL:
             signal.signal(number, signal.SIG_IGN)
         try:
@@ -67,7 +67,7 @@ class Child:
         self.group = self._process.pid
 
     def send(self, number: int) -> bool:
-        """Send a signal to the command and to what it has started; False if we may not, for it is another user's."""
+        """Send a signal to the command and to what it has started; False if it is another user's, and we may not."""
         try:
             os.killpg(self.group, number)
         except ProcessLookupError:
@@ -77,7 +77,7 @@ class Child:
         return True
 
     def forward(self, number: signal.Signals) -> bool:
-        """Send a signal that came to us. A stopped command handles one that ends it only when it is continued."""
+        """Pass on a signal that came to us. If it should end the command, continue that too: it may be stopped."""
         sent = self.send(number)
         if number in ENDING:
             self.send(signal.SIGCONT)
@@ -104,17 +104,17 @@ class Child:
             if self._lend_terminal():
                 self.send(signal.SIGCONT)
             elif self._terminal is not None:
-                self._stop(number, group=True)  # as one in the background: fg continues us
+                self._stop(number, group=True)  # like a background job: fg continues us
         elif self._lent:
             self._take_terminal()
-            self._stop(group=True)  # the terminal has told the command's group only
-            self._continued()  # also where nobody could continue us, and we were not stopped
+            self._stop(group=True)  # the terminal has signalled only the command's group
+            self._continued()  # also if we were not stopped, because nobody could continue us
         elif self._in_foreground():
-            self._stop(group=False)  # the terminal has told our whole group
+            self._stop(group=False)  # the terminal has signalled our whole group
             self._continued()
 
     def _stop(self, number: signal.Signals = signal.SIGTSTP, *, group: bool) -> None:
-        self.send(signal.SIGSTOP)  # also what ignores the other signals: nobody renews the lease meanwhile
+        self.send(signal.SIGSTOP)  # no process can ignore it: nobody renews the lease while we are stopped
         stop(self._still, number, group=group)
 
     def _continued(self) -> None:
@@ -124,7 +124,7 @@ class Child:
             self.send(signal.SIGCONT)
 
     async def end(self, grace: float) -> bool:
-        """Have the command end: SIGTERM now, SIGKILL after ``grace`` seconds to whatever is left of it.
+        """End the command: SIGTERM now, SIGKILL after ``grace`` seconds to whatever is left of it.
 
         False if something is left that we may not signal.
         """
@@ -132,7 +132,7 @@ class Child:
         self.send(signal.SIGCONT)
         now = asyncio.get_running_loop().time
         until = now() + grace
-        while _lives(self.group) and now() < until:  # noqa: ASYNC110 - nobody tells when a whole group is gone
+        while _lives(self.group) and now() < until:  # noqa: ASYNC110 - no event tells when a whole group is gone
             await asyncio.sleep(0.02)
         return not _lives(self.group) or self.send(signal.SIGKILL)
 
@@ -162,7 +162,7 @@ class Child:
                 front = os.tcgetpgrp(self._terminal)
                 if front == self.group or not _lives(front):
                     os.tcsetpgrp(self._terminal, os.getpgrp())
-                    os.killpg(0, signal.SIGCONT)  # those of our group that wanted it meanwhile were stopped
+                    os.killpg(0, signal.SIGCONT)  # continue those of our group that were stopped when they used it
 
     def _leave_terminal(self) -> None:
         """Take the terminal back, for the last time."""
@@ -176,8 +176,8 @@ class Child:
 def stop(still: Still, number: signal.Signals = signal.SIGTSTP, *, group: bool = False) -> None:
     """Stop this process, or its process group, until it is continued, as a signal does by default.
 
-    It does nothing where nobody could continue us. We stop inside of ``still``, where none of our threads is in the
-    middle of something that holds others up.
+    The kernel ignores it where nobody could continue us. We stop inside ``still``, where none of our threads is in the
+    middle of something that blocks others.
     """
     with still():
         handler = signal.signal(number, signal.SIG_DFL)
@@ -204,7 +204,7 @@ def _controlling_terminal() -> int | None:
 
 
 def _launch(command: Sequence[str], env: dict[str, str], terminal: int | None) -> subprocess.Popen[bytes]:
-    """The command, begun; OSError if it cannot be."""
+    """Start the command; OSError if that fails."""
     reader, report = os.pipe()
     with open(reader, "rb") as said:
         try:

@@ -23,7 +23,7 @@ Database = Annotated[
 
 @contextmanager
 def connected(url: str) -> Iterator[Any]:
-    """A connection, committed at the end of the block. Raises BackendError for what its driver raises; ConfigError."""
+    """A connection, committed at the end of the block. Raises BackendError for the driver's errors; ConfigError."""
     if url.startswith("sqlite:"):
         with _sqlite(url) as conn:
             yield conn
@@ -36,7 +36,7 @@ def connected(url: str) -> Iterator[Any]:
 
 @asynccontextmanager
 async def connected_async(url: str) -> AsyncIterator[Any]:
-    """The same for asyncio, which the standard library has no SQLite for."""
+    """The same for asyncio; only for Postgres, since the standard library has no SQLite for asyncio."""
     if not url.startswith(("postgres://", "postgresql://")):
         raise ConfigError("what is made for asyncio is driven from here in Postgres only; call it in your own program")
     with _postgres_errors() as psycopg:

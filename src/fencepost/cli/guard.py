@@ -254,7 +254,7 @@ def _as_json(resource: str, before: int | None, mark: int) -> str:
 
 
 def _given(url: str) -> str:
-    """The URL, or what the environment has for it: others see a command's arguments, and the passwords in them."""
+    """The URL, or for - that of the environment: other users can see a command's arguments, and passwords in them."""
     if url != "-":
         return url
     if not (found := os.environ.get("FENCEPOST_DATABASE")):
@@ -272,7 +272,7 @@ def lower_mark(
     audit: AuditLog,
     as_json: Json = False,
 ) -> None:
-    """Lower a resource's mark by hand: for one that a token which no issuer gave out has raised.
+    """Lower a resource's mark by hand: for one that was raised by a token which no issuer gave out.
 
     Until then every honest holder is refused. Afterwards every token above --to may write again, older ones of holders
     that were replaced too: make sure that none of those is left.
@@ -331,7 +331,7 @@ def _by_hand(url: str, call: str, resource: str, hooks: Iterable[Hook], **option
 
 
 def _etcd(address: Address, hooks: Iterable[Hook]) -> Any:
-    """etcd's guard for a URL as the lock's is: several hosts, user and password, ca=, cert=, key= or tls=1.
+    """etcd's guard for a URL like that of the locks: several hosts, user and password, ca=, cert=, key= or tls=1.
 
     prefix= and marks= are the guard's own.
     """
@@ -350,7 +350,7 @@ def _etcd(address: Address, hooks: Iterable[Hook]) -> Any:
 
 
 def _login(endpoints: list[str], address: Address, context: Any, timeout: float) -> str:
-    """A token for etcd's user, of the first member that answers."""
+    """A token for etcd's user, from the first member that answers."""
     from urllib.error import HTTPError
     from urllib.request import Request, urlopen
 
@@ -395,7 +395,7 @@ def _guard(url: str, hooks: Iterable[Hook]) -> Iterator[Any]:
     elif address.scheme == "file":
         from fencepost.guards import FileGuard
 
-        # The guard would create a folder that is missing, and the marks that programs look at would stay as they are.
+        # The guard would create a missing folder, and the marks that the programs use would not change.
         if address.hosts or not address.path or not Path(address.path).is_dir():
             raise ConfigError("name the folder that the programs' FileGuard has, as file:///path/to/folder")
         yield FileGuard(address.path, hooks=hooks)
@@ -408,7 +408,7 @@ _REDIS_PY = {"ca": "ssl_ca_certs", "cert": "ssl_certfile", "key": "ssl_keyfile"}
 
 
 def _redis(url: str, address: Address) -> Any:
-    """redis-py's client for a URL, whose login it gets apart: what it cannot parse it would repeat."""
+    """redis-py's client for a URL. It gets the login apart, since its errors repeat a URL that it cannot parse."""
     try:
         from redis import RedisError, from_url
     except ModuleNotFoundError as error:
@@ -429,7 +429,7 @@ def _redis(url: str, address: Address) -> Any:
         given["ssl_check_hostname"] = True  # redis-py before 6.0 does not; an option in the URL has the last word
     try:
         client = from_url(server, **given)
-        client.connection_pool.make_connection()  # it looks at most options only now
+        client.connection_pool.make_connection()  # redis-py checks most options only here
         return client
     except (ValueError, TypeError, RedisError):
         raise ConfigError(f"{masked(url)!r}: redis-py cannot use an option of this URL") from None

@@ -33,7 +33,7 @@ async def hold(
 ) -> int:
     """Acquire, run the command, release; the exit code. Raises NotAcquired, LeaseLost, BackendError.
 
-    ``metrics`` is the address where they are served, for the command and those who read along.
+    ``metrics`` is the address where metrics are served: the command gets it, and ``verbose`` prints it.
     """
 
     def say(what: str) -> None:
@@ -82,7 +82,7 @@ async def hold(
 
 
 async def _explained(locks: aio.Locks, error: NotAcquired) -> NotAcquired:
-    """The same error, with who holds the lock now."""
+    """The same error, which also names the current holder."""
     try:
         status = await locks.status(error.name)
     except BackendError:
@@ -100,7 +100,7 @@ async def _explained(locks: aio.Locks, error: NotAcquired) -> NotAcquired:
 
 
 async def _see_through(child: Child, lease: aio.Lease, grace: float) -> tuple[int, str]:
-    """Wait for the command's end, and bring it about if the lease is lost first: its exit code, and why it was lost."""
+    """Wait for the command, and end it if the lease is lost first; its exit code, and why the lease was lost."""
     ended = asyncio.create_task(child.wait())
     losing = asyncio.create_task(lease.ended.wait())
     await asyncio.wait([ended, losing], return_when=asyncio.FIRST_COMPLETED)
@@ -109,7 +109,7 @@ async def _see_through(child: Child, lease: aio.Lease, grace: float) -> tuple[in
         lease.check()
     except LeaseLost as lost:
         why = lost.reason
-        if not await child.end(grace):  # before anything is said: stderr may be stuck
+        if not await child.end(grace):  # before anything is printed: writing to stderr may block
             complain(f"lease on {lease.name!r} is lost: {why}; the command goes on: {_NOT_OURS}")
     losing.cancel()
     with suppress(asyncio.CancelledError):
@@ -118,14 +118,14 @@ async def _see_through(child: Child, lease: aio.Lease, grace: float) -> tuple[in
 
 
 class Signals:
-    """What signals do: end the wait for the lock at first, or stop us in it, then go to the command."""
+    """Handles signals: at first they end the wait for the lock, or stop us in it; later they go to the command."""
 
     def __init__(self, still: Still) -> None:
         loop = asyncio.get_running_loop()
         self._still = still
         self._told: asyncio.Future[signal.Signals] = loop.create_future()
         self._child: Child | None = None
-        # What was ignored when we began stays so, for the command too: nohup, and a shell's background jobs.
+        # Signals that were ignored when we started stay ignored, for the command too: nohup and shells rely on it.
         for number in FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, self._came, number)
@@ -140,7 +140,7 @@ class Signals:
             self._told.set_result(number)
 
     async def unless_told_to_end(self, acquire: Coroutine[Any, Any, aio.Lease]) -> aio.Lease | signal.Signals:
-        """What is acquired, or the signal that came first; then nothing is left of the acquire."""
+        """The lease, or the signal that came first; then the acquire is cancelled, or its lease released."""
         task: asyncio.Future[Any] = asyncio.ensure_future(acquire)
         waiting: list[asyncio.Future[Any]] = [task, self._told]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -152,8 +152,8 @@ class Signals:
         return self._told.result()
 
     def start(self, command: Sequence[str], facts: dict[str, str], *, may_go_on: Callable[[], bool]) -> Child:
-        """The command, which gets from now on what we get; OSError if it cannot be run."""
+        """Start the command, which gets our signals from now on; OSError if it cannot be run."""
         self._child = Child(command, facts, may_go_on=may_go_on, still=self._still)
-        if self._told.done():  # too late to end the wait
+        if self._told.done():  # the signal came too late to end the wait
             self._child.send(self._told.result())
         return self._child

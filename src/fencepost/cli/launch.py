@@ -1,11 +1,10 @@
 """Becomes a command, run as a program of its own: launch.py PARENT TERMINAL REPORT COMMAND...
 
-It takes the terminal, unless TERMINAL is -1, asks the kernel to be killed when PARENT is, for then nobody would renew
-any more, and becomes the command. If it cannot, it writes the errno to REPORT. The kernel forgets its promise for a
-program that runs as another user.
+It takes the terminal, unless TERMINAL is -1, asks the kernel to kill it when PARENT dies, because then nobody renews
+the lease any more, and executes the command. If it cannot, it writes the errno to REPORT. The kernel drops the request
+to kill if the command is a program that runs as another user.
 
-A preexec_fn would do the same with less, but runs Python in a fork of a process whose threads are in full swing, which
-may hang there.
+A preexec_fn would need less code, but it runs Python in a fork of a process with running threads, which may hang there.
 """
 
 import ctypes
@@ -35,7 +34,7 @@ def main(parent: int, terminal: int, report: int, command: list[str]) -> None:
     except (OSError, ValueError) as error:  # ValueError: the command's name is empty
         code = getattr(error, "errno", errno.ENOENT)
         if code == errno.EACCES and "/" not in command[0] and shutil.which(command[0], os.F_OK) is None:
-            code = errno.ENOENT  # it was only a folder of PATH that may not be looked into
+            code = errno.ENOENT  # EACCES was only for a folder of PATH that we may not search
         os.write(report, str(code).encode())
 
 

@@ -43,7 +43,7 @@ class Loader(TyperGroup):
     builtin: ClassVar[dict[str, str]] = {}
 
     def _inside(self, names: Any) -> list[str]:
-        """Those of the names that are commands of this group."""
+        """The names that are commands of this group."""
         prefix = "" if self.builtin else f"{self.name} "
         inner = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
         return [name for name in inner if " " not in name]
@@ -77,14 +77,14 @@ class Loader(TyperGroup):
         for point in registered(name=whole):
             try:
                 return _command(point.load())
-            except Exception as error:  # another package's mistake must not take the other commands with it
+            except Exception as error:  # a mistake in another package must not break the other commands
                 why = f"{whole!r} comes from {point.value!r}, which cannot be loaded: {error!r}; repair or remove it"
                 return _missing(whole, f"Cannot be loaded from {point.value}", why)
         return None
 
 
 def _command(target: Any) -> Any:
-    """A Typer, or a function, as click has it."""
+    """The command of click for a Typer, or a function."""
     if not isinstance(target, typer.Typer):
         single = typer.Typer(add_completion=False)
         single.command()(target)
@@ -94,7 +94,7 @@ def _command(target: Any) -> Any:
 
 
 def _missing(name: str, help: str, why: str) -> TyperCommand:
-    """What stands for a command that cannot be loaded, and says why when it is called."""
+    """A stand-in for a command that cannot be loaded; it says why when it is called."""
 
     def refuse() -> None:
         raise ConfigError(why)

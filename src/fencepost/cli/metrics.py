@@ -24,7 +24,7 @@ Metrics = Annotated[
 
 
 class Where(NamedTuple):
-    """An address to serve metrics on; ``needed``: it is an error if that cannot be."""
+    """An address to serve metrics on; if ``needed``, it is an error if the address cannot be used."""
 
     host: str
     port: int
@@ -32,7 +32,7 @@ class Where(NamedTuple):
 
 
 def where(option: str) -> Where | None:
-    """What the option names, None for off; ConfigError if it cannot be meant."""
+    """The address that the option names, None for off; ConfigError if it is invalid."""
     if option == OFF:
         return None
     if option == AUTO:

@@ -45,7 +45,7 @@ def migrate(
 
     Each store counts for itself: after a change of the URL alone, guards may refuse every new holder, because its
     token is smaller than one they have seen. For each lock this waits for its turn in the old store, raises the tokens
-    of the new store above those of the old one, and keeps the lock in the old store: who still uses that one waits.
+    of the new store above those of the old one, and keeps the lock in the old store: programs that still use it wait.
     Start the programs with the new URL meanwhile, end those with the old one, then press Ctrl-C.
     """
     import fencepost

@@ -38,7 +38,7 @@ def Duration(*flags: str, help: str) -> typer.models.OptionInfo:
 
 
 def store(backend: str | None, *, quiet: bool = False) -> str:
-    """The store's URL: --backend, else $FENCEPOST_URL, else the embedded file, which is then told on stderr."""
+    """The store's URL: --backend, else $FENCEPOST_URL, else the embedded file, which is then named on stderr."""
     if backend is not None:
         return backend
     url = os.environ.get("FENCEPOST_URL")

@@ -1,7 +1,7 @@
-"""The quick way to a command: its arguments read without Typer's machinery, which takes longer than most commands run.
+"""The quick way to a command: parse its arguments without Typer's machinery, which takes longer than most commands run.
 
-It knows plain options and arguments only. For whatever it does not know, such as ``--help`` or a mistake, it does
-nothing, and Typer does all of it: what is said, and how it ends, is the same either way.
+It knows only plain options and arguments. Everything else, such as ``--help`` or a mistake, it leaves to Typer. Output
+and exit code are the same either way.
 """
 
 import importlib
@@ -18,11 +18,11 @@ from typer.models import ArgumentInfo, OptionInfo
 
 
 class Unknown(Exception):
-    """Typer has to see to it."""
+    """Only Typer can parse this."""
 
 
 def command(target: str) -> Callable[..., Any]:
-    """The function of a command that is one, such as ``module:name``; Unknown for a group of them."""
+    """The function of a single command, such as ``module:name``; Unknown for a group of commands."""
     module, _, attribute = target.partition(":")
     found = getattr(importlib.import_module(module), attribute)
     if isinstance(found, typer.Typer):
@@ -34,7 +34,7 @@ def command(target: str) -> Callable[..., Any]:
 
 
 def parse(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
-    """The arguments for a command's function; Unknown if they need another look."""
+    """The arguments for a command's function; Unknown if Typer has to parse them."""
     options: dict[str, _Parameter] = {}
     arguments: list[_Parameter] = []
     found: dict[str, Any] = {}
@@ -78,7 +78,7 @@ def parse(function: Callable[..., Any], words: Sequence[str]) -> dict[str, Any]:
 
 
 class _Parameter:
-    """One parameter of a command's function, as far as it is plain."""
+    """One parameter of a command's function; Unknown if it is not a plain one."""
 
     def __init__(self, name: str, hint: Any, default: Any) -> None:
         kind, info = get_args(hint) if hasattr(hint, "__metadata__") else (hint, None)
@@ -87,7 +87,7 @@ class _Parameter:
         if getattr(info, "click_type", None) is not None:  # of older versions of Typer
             raise Unknown
         if info.envvar is not None and os.environ.get(str(info.envvar)):
-            raise Unknown  # the environment has a say
+            raise Unknown  # the environment has a value for it
         self.name = name
         self._info = info
         self.option = info if isinstance(info, OptionInfo) else None

@@ -157,7 +157,7 @@ def _all(database: str) -> list[dict[str, Any]]:
                 raise lacking from error
             if not isinstance(error, sqlite3.OperationalError) or not ledger.SAGAS.missing(error):
                 raise
-            rows = []  # SQLite has the table from the first saga on
+            rows = []  # in SQLite, the first saga creates the table
     return [_fact(ledger.Record.read(row[0], row[1], row[2:])) for row in rows]
 
 

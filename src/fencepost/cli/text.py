@@ -1,4 +1,4 @@
-"""Text for a terminal: what comes from a store may hold escape sequences, and is shown, never obeyed."""
+"""Text for a terminal: escape sequences that come from a store are shown as text, so that they have no effect."""
 
 import os
 import sys
@@ -24,11 +24,11 @@ def say(line: str) -> None:
 
 
 def complain(what: str = "") -> None:
-    """Print this on stderr, at once, after what waits there. What cannot be written is dropped, and the caller goes on.
+    """Print this on stderr, and flush it with what is still buffered. What cannot be written is dropped.
 
-    Left for the end of the process, it would change the exit code.
+    If it stayed in the buffer until the end of the process, it would change the exit code.
     """
-    if sys.stderr is None:  # closed when we began; print would write to stdout instead
+    if sys.stderr is None:  # it was closed when we started; print would write to stdout instead
         return
     try:
         for line in f"fencepost: {what}".split("\n") if what else ():  # a database's message may have several
@@ -64,13 +64,13 @@ def left(status: Status) -> str:
 
 
 def named(status: Status, holder: str) -> str:
-    """A holder, sharer or waiter: what its process tells of itself, and its id."""
+    """A holder, sharer or waiter: the label of its process, and its id."""
     label = status.labels.get(holder)
     return f"{label} ({holder})" if label else holder
 
 
 def told(status: Status) -> str:
-    """Who holds a lock, as briefly as it can be told apart: what the process tells of itself, or else its id."""
+    """Who holds a lock, in brief: the label of the process, or else the holder's id."""
     if status.sharers:
         labels = {status.labels.get(each, each) for each in status.sharers}
         return f"shared by {len(status.sharers)}" + (f": {labels.pop()}" if len(labels) == 1 else "")
@@ -87,7 +87,7 @@ def listing(held: Sequence[Status]) -> list[str]:
 
 
 def table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Rows as lines whose columns stand below each other; the columns ``right`` are aligned there."""
+    """Rows as lines with aligned columns; the columns in ``right`` are right-aligned."""
     cells = [[escaped(cell) for cell in row] for row in rows]
     widths = [max(map(width, column)) for column in zip(*cells, strict=True)]
 

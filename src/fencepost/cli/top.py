@@ -184,7 +184,7 @@ class View:
 
 
 class Refusals:
-    """How many accesses guards have refused, by resource, as an audit log tells it; read on from where it was left."""
+    """How many accesses guards have refused, by resource, from an audit log; each read goes on where the last ended."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -195,7 +195,7 @@ class Refusals:
         self._read()
 
     def read(self) -> None:
-        """Take in what is new; ConfigError if it cannot be read. While it is rotated, there may be none."""
+        """Read the new lines; ConfigError if the log cannot be read. While it is rotated, there may be no file."""
         if self._path.exists():
             self._read()
 
@@ -220,10 +220,10 @@ class Refusals:
                 if fact["kind"] == "decision" and fact.get("enforced"):
                     self._counts[fact["name"]] += 1
             except (ValueError, KeyError, TypeError):
-                continue  # a line that a crash tore
+                continue  # a line that is incomplete after a crash
 
     def of(self, name: str) -> int:
-        """How many of the accesses to what a lock of this name speaks for were refused."""
+        """How many accesses were refused to the resources that a lock of this name covers."""
         below = name.rstrip("/") + "/"
         return sum(count for resource, count in self._counts.items() if resource == name or resource.startswith(below))
 
@@ -239,16 +239,16 @@ def _live(view: View, every: float, duration: float | None) -> None:
 
     console = Console()
     until = inf if duration is None else time.monotonic() + duration
-    signal.signal(signal.SIGTERM, _end)  # it gives the terminal back first
+    signal.signal(signal.SIGTERM, _end)  # so that the terminal is restored before the process ends
     try:
         while _suspended(console, view, every, until):
-            signal.raise_signal(signal.SIGTSTP)  # with the terminal as it was; it goes on here, once it is continued
+            signal.raise_signal(signal.SIGTSTP)  # the terminal is restored; SIGCONT lets the process go on from here
     except KeyboardInterrupt:
         return
 
 
 def _suspended(console: "Console", view: View, every: float, until: float) -> bool:
-    """Show the locks until ``until``, q or Ctrl-Z; whether it was that."""
+    """Show the locks until ``until``, q or Ctrl-Z; return whether it was Ctrl-Z."""
     from rich.live import Live
 
     with _ctrl_z() as suspended, _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
@@ -279,7 +279,7 @@ def _suspended(console: "Console", view: View, every: float, until: float) -> bo
 
 @contextmanager
 def _ctrl_z() -> Iterator[list[int]]:
-    """Gets the signal of Ctrl-Z, instead of being stopped by it."""
+    """Collect the signal of Ctrl-Z in a list, instead of being stopped by it."""
     came: list[int] = []
     if not hasattr(signal, "SIGTSTP"):  # not on Unix
         yield came

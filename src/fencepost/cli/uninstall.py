@@ -21,7 +21,7 @@ class Installed:
     tables: dict[str, int]
     """Table and number of rows, of those that would be removed."""
     kept: dict[str, int]
-    """The same, of those that stay since they hold what guards do not need."""
+    """The same, of those that stay, because they hold the runs of once() and the sagas."""
     statements: list[str]
 
     @property

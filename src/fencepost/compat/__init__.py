@@ -6,12 +6,12 @@
     from fencepost.compat.pottery import Redlock            # pottery
     from fencepost.compat.filelock import FileLock          # filelock
 
-Each is the class of the original, whose package must be installed, and does what that does: programs that were not
-changed yet exclude those that were, and neither side has a better chance. Two things are added. The request that takes
-the lock also mints a fencing token, so that ``lock.lease`` can be passed to a guard. And what goes wrong is told to
-hooks: a lock that expired while its holder worked, one that another client released.
+Each is a subclass of the original, whose package must be installed, and works in the same way: programs that use the
+original and programs that use this one exclude each other, with equal chances. Two things are added. The request that
+takes the lock also mints a fencing token, so that ``lock.lease`` can be passed to a guard. And hooks are told what goes
+wrong: a lock that expired while its holder worked, or one that another client released.
 
-    observe(Audit("audit.jsonl"), Metrics())                 # who is told; or set $FENCEPOST_AUDIT
+    observe(Audit("audit.jsonl"), Metrics())                 # the hooks; or set $FENCEPOST_AUDIT
 """
 
 from fencepost.compat.observed import observe

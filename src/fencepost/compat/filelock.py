@@ -1,7 +1,7 @@
 """filelock, with fencing tokens: ``from fencepost.compat.filelock import FileLock`` instead of ``from filelock``.
 
-The token is kept in a file beside the lock's, ``PATH.fence``, and larger than every one before it: by that file, and
-by the host's clock if the file was removed.
+The last token is kept in ``PATH.fence``, a file beside the lock's. Each token is larger than every one before it: this
+file ensures that, and the host's clock does if the file was removed.
 """
 
 import logging
@@ -31,7 +31,7 @@ _warned: set[str] = set()
 
 
 class _Fenced:
-    """What these locks add to filelock's: a token for each hold, and a look whether the lock's file is still there."""
+    """What these locks add to filelock's: a token for each hold, and a check that the lock's file is still there."""
 
     if TYPE_CHECKING:
         lock_file: str
@@ -54,7 +54,7 @@ class _Fenced:
 
     @property
     def _mode(self) -> int | None:
-        """The permissions that the lock's file was given on purpose; its neighbour needs the same."""
+        """The permissions that the caller chose for the lock's file, if any; the file of the token needs the same."""
         return getattr(self, "mode", None) if getattr(self, "has_explicit_mode", False) else None
 
     def _granted(self, began: float) -> None:
@@ -97,7 +97,7 @@ class _Blocking(_Fenced):
         return proxy
 
     def release(self, force: bool = False) -> None:
-        """As filelock's: the last of its holds frees the lock, or any, with ``force``."""
+        """As filelock's: the release of the last hold frees the lock; with ``force``, any release does."""
         leaving = self._leaving(force)
         super().release(force)  # type: ignore[misc]
         self._left(leaving)
@@ -116,7 +116,7 @@ class _Async(_Fenced):
         return proxy
 
     async def release(self, force: bool = False) -> None:
-        """As filelock's: the last of its holds frees the lock, or any, with ``force``."""
+        """As filelock's: the release of the last hold frees the lock; with ``force``, any release does."""
         leaving = self._leaving(force)
         await super().release(force)  # type: ignore[misc]
         self._left(leaving)
@@ -181,7 +181,7 @@ def _mint(path: str, mode: int | None) -> int | None:
             os.fchmod(file, mode)
         last = os.read(file, 64).strip()
         known = int(last) if last.isdigit() else 0
-        # A number that no issuer can have come to by now was not written here, and no guard would admit the next one.
+        # Ignore a number that no issuer can have come to by now: it is not ours, and no guard would admit the next one.
         token = max(known + 1 if known <= check.highest_token() else 1, time.time_ns() // 1000)
         os.lseek(file, 0, os.SEEK_SET)
         os.write(file, b"%019d\n" % token)

@@ -1,8 +1,8 @@
 """Taking a lock's key by SET NX PX, and minting a token in the same step, through the caller's own client of redis-py.
 
-The keys are those of the Redis backend with ``?prefix=``, and so is the counter: tokens of a lock grow through holders
-of both kinds. Several servers, as Redlock has them, each mint their own: the token of the hold is the largest of a
-majority's, once a majority remembers it.
+The lock's key and its counter are those of the Redis backend with ``?prefix=``, so tokens grow across holders of both
+kinds. If there are several servers, as in Redlock, each mints a token of its own. The token of the hold is the largest
+from a majority of servers, once a majority remembers it.
 """
 
 import inspect
@@ -42,7 +42,7 @@ def counter(client: Any, key: Any, prefix: str) -> str:
         prefix = ""
     if not hasattr(client, "keyslot"):
         return Layout(prefix, "clock", False).keys(name.removeprefix(prefix)).counter
-    # The slot is that of the key as the client encodes it, which the text of a name in bytes may not have.
+    # Use the slot of the key as the client encodes it: the text of a name in bytes may be in another slot.
     neighbour = f"{{{tags()[client.keyslot(key)]}}}"
     return Layout(prefix, "clock", True).keys(neighbour).counter
 
@@ -108,7 +108,7 @@ async def agree(taken: Iterable[tuple[Any, Taken]], servers: int, key: str, pref
 
 
 class Minting:
-    """A client of redis-py that mints a token whenever it takes a key by SET NX; in everything else the client."""
+    """A client of redis-py that mints a token whenever it takes a key by SET NX; all else is left to the client."""
 
     def __init__(self, client: Any, prefix: str) -> None:
         self.client = client

@@ -1,4 +1,4 @@
-"""What happens to locks of other libraries, told to hooks; their holds, as guards take them."""
+"""Tells hooks what happens to the locks of other libraries, and makes leases of their holds, for guards."""
 
 import logging
 import os
@@ -59,7 +59,7 @@ at_fork(after_in_child=_forked)
 
 
 class _Original:
-    """Stands for the library that grants, extends and releases the lock: none of it is done through the lease."""
+    """Takes the place of a lease's core: the other library grants, extends and releases the lock, not the lease."""
 
     driver = Blocking()
 
@@ -116,10 +116,10 @@ class Hold:
         self._end(Reason.UNCONFIRMED)
 
     def gone(self, *, releasing: bool = False) -> None:
-        """It was found, by its release or by an attempt to extend it, to be held no longer."""
+        """Its release, or an attempt to extend it, found that the lock is held no longer."""
         if releasing:
             self.tell("not_owner")
-        # As early as the clock of a server that runs a hundredth fast has it.
+        # Allow for a server's clock that runs one percent fast: there the lock expires that much earlier.
         expired = self.deadline < inf and boottime() >= self.deadline - (self.deadline - self.since) / 100
         if self._end(Reason.EXPIRED if expired else Reason.GONE):
             detail = "its deadline has passed" if expired else "it was released or taken by another"
@@ -156,13 +156,13 @@ class Blocks:
 
 
 def asked(source: str, name: str) -> float:
-    """An acquire begins; the instant."""
+    """Tell the hooks that an acquire begins; return the instant."""
     tell(source, "attempt", name)
     return boottime()
 
 
 def gave_up(source: str, name: str, asked: float) -> None:
-    """An acquire ended without the lock."""
+    """Tell the hooks that an acquire ended without the lock."""
     tell(source, "timeout", name, seconds=boottime() - asked)
 
 
@@ -178,7 +178,7 @@ def text(name: Any) -> str:
 
 
 def _holder(value: str | bytes) -> str:
-    """The value of the lock's key, which says who holds it; a random id where that cannot travel in a stamp."""
+    """The value of the lock's key, which says who holds it; a random id if a stamp cannot carry that value."""
     try:
         return check.name(text(value), "holder")
     except ConfigError:

@@ -71,7 +71,7 @@ class _Fenced:
 
     @property
     def _valid(self) -> float:
-        """For how long a majority keeps the lock, by the slowest clock that Redlock allows for."""
+        """For how long a majority keeps the lock at least, with Redlock's allowance for clock drift."""
         return self.auto_release_time * 0.99 - 0.002
 
     def _extended(self, sent: float) -> None:

@@ -68,7 +68,7 @@ class Lock(redis_lock.Lock):  # type: ignore[misc]
 
     @classmethod
     def register_scripts(cls, redis_client: Any) -> None:
-        """As python-redis-lock's, which does it once, for all classes: for the original too."""
+        """As python-redis-lock's, but on the original class: scripts are registered once, for all classes."""
         redis_lock.Lock.register_scripts(redis_client)
 
     @property

@@ -43,7 +43,7 @@ class Lock(redlock.Lock):  # type: ignore[misc]
         return None if self._hold is None else self._hold.lease
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy can be passed to ``unlock()`` and has no lease: it would number its accesses as this one does."""
+        """A copy can be passed to ``unlock()``, but has no lease: that would number its accesses as this one does."""
         return Lock, tuple(self)
 
 

@@ -59,8 +59,8 @@ class FleetExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no t
     leader runs what came due while nobody led, as far as the job's ``misfire_grace_time`` lets it.
 
     ``executor`` runs the jobs in the leader: threads unless given, or asyncio's for an AsyncIOScheduler. Raises
-    ConfigError for what cannot be meant, for a job store that processes could share, and, where the job would run, for
-    a job without an ``id=``.
+    ConfigError for invalid arguments, for a job store that processes could share, and, when a job comes due, if it has
+    no ``id=``.
 
         scheduler.add_executor(FleetExecutor(locks, "scheduler", state="redis://localhost:6379/1"), "default")
     """
@@ -90,9 +90,9 @@ class FleetExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no t
         self._gate = threading.Lock()
         self._term: Term | None = None
         self._last: dict[str, datetime] = {}
-        """When each job was run last, by any leader up to this one."""
+        """When each job was run last, by this leader or an earlier one."""
         self._missed: dict[str, tuple[Any, list[datetime]]] = {}
-        """What came due last while another process led; it may have died before it ran that."""
+        """The last run times that came due while another process led: it may have died before it ran them."""
 
     def start(self, scheduler: Any, alias: str) -> None:
         super().start(scheduler, alias)
@@ -131,7 +131,7 @@ class FleetExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no t
         raise AssertionError("submit_job does it all")
 
     def _due(self, id: str, run_times: list[datetime]) -> list[datetime]:
-        """Those that no leader has run, and that this one runs now."""
+        """The run times that no leader has run yet; from now on they count as run by this one."""
         last = self._last.get(id)
         due = [each for each in run_times if last is None or each > last]
         if due:
@@ -139,7 +139,7 @@ class FleetExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no t
         return due
 
     def _take_over(self, term: Term) -> None:
-        """Know what was run, and run what came due meanwhile."""
+        """Read what earlier leaders have run, and run what came due meanwhile."""
         known = {id: datetime.fromisoformat(text) for id, text in self._progress.read(term).items()}
         with self._gate:
             self._term, self._last = term, known
@@ -159,7 +159,7 @@ class FleetExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no t
             _log.exception("job %r came due while nobody led, and could not be run", job.id)
 
     def _note(self, term: Term, id: str, run_time: datetime) -> None:
-        """Keep that a job is run now, under the term's token: whatever this raises, it is not run."""
+        """Record, under the term's token, that a job runs now; if this raises, the job does not run."""
         self._progress.write(id, run_time.isoformat(), term)
 
 

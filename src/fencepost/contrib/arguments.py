@@ -33,7 +33,7 @@ class Asked:
         """Of what callers give: without the task itself, and without what fencepost fills in."""
 
     def pick(self, offers: dict[str, Any]) -> dict[str, Any]:
-        """Those of ``offers`` that it asks for."""
+        """The ``offers`` that the function asks for."""
         return {name: offers[name] for name in self.names}
 
 

@@ -19,8 +19,8 @@ _PARTING = 5.0  # seconds for resigning
 class Campaign:
     """Runs in the election called ``name``, term after term, also while the store cannot be reached, until closed.
 
-    ``elected`` is called with each term before anybody else sees it; if it raises BackendError, LeaseLost or Refused,
-    the term is given back, and the candidate runs again a little later.
+    ``elected`` is called with each term before ``term()`` returns it; if it raises BackendError, LeaseLost or Refused,
+    the candidate gives the term back, and runs again a little later.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Campaign:
     def close(self) -> None:
         """Resign, and end the thread; within seconds, whatever the store does."""
         self._closing.set()
-        # On a thread: this may run in a signal handler, above a frame that is in the middle of a call to the store.
+        # On a thread: this may run in a signal handler that has interrupted a call to the store.
         closer = threading.Thread(target=self._election.close, name="fencepost-campaign-end", daemon=True)
         closer.start()
         closer.join(_PARTING)

@@ -82,7 +82,7 @@ class Fencepost:
     def init_app(self, app: Flask) -> None:
         """Give the application its locks. Nothing is contacted before the first one, and a forked worker has its own.
 
-        ConfigError for a setting that cannot be meant, or an application that has locks already.
+        ConfigError for an invalid setting, or an application that has locks already.
         """
         if _NAME in app.extensions:
             raise ConfigError(f"{app.name!r} has its locks already; call init_app() once for each application")
@@ -150,7 +150,7 @@ class Fencepost:
         template = Template(name)
         options = {"ttl": ttl, "timeout": timeout, "max_hold": max_hold, "busy": busy, "retry_after": retry_after}
         if busy is not None or retry_after is not None or timeout is not None:
-            Terms.of(0.0, 423, 1).but(timeout, busy, retry_after)  # says now what cannot be meant
+            Terms.of(0.0, 423, 1).but(timeout, busy, retry_after)  # raises now for invalid options
 
         def decorate(view: View) -> View:
             _require_parameters(view, template)
@@ -218,9 +218,9 @@ class Fencepost:
 
         For the module that the server imports, in ``with app.app_context():``: one worker runs the job, the others wait
         for it. ``memory`` opens a connection that `fencepost.once` takes, such as ``engine.connect``; it remembers the
-        name, so give a job that is to run again, such as with the next release, another one. A job that raises was not
-        done: the next worker runs it. Two run it at once if the first is frozen for longer than its ttl: what the
-        job writes goes through a guard, with the lease that it is given.
+        name. To run a job again, such as with the next release, give it another name. A job that raises was not done:
+        the next worker runs it. If the first worker is frozen for longer than its ttl, two run the job at once, so the
+        job must write through a guard, with the lease that it is given.
 
         Raises what the job raises, NotAcquired after ``timeout`` seconds, LeaseLost, BackendError.
         """

@@ -89,7 +89,7 @@ def _client(url: str) -> Any:
         raise ConfigError(f"redis:// needs the package {error.name!r}: pip install 'fencepost[redis-py]'") from error
     try:
         client = redis.Redis.from_url(url, socket_timeout=_SECONDS, socket_connect_timeout=_SECONDS)
-        client.connection_pool.make_connection()  # nothing is contacted, but it says which options it does not know
+        client.connection_pool.make_connection()  # connects to nothing, but raises for unknown options
         return client
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{masked(url)!r} is no URL of redis-py: {error}") from None

@@ -42,7 +42,7 @@ Duration = float | timedelta
 
 _OPTIONS = ("ttl", "timeout", "max_hold", "busy", "retry_after", "scope")
 _EXACT = ("int", "uuid", "str")
-"""Convertors whose values are written in one way."""
+"""Convertors whose values have only one spelling."""
 
 
 class Fencepost:
@@ -100,7 +100,7 @@ class Fencepost:
 
     @property
     def locks(self) -> aio.Locks:
-        """The open locks, for what is no request. ConfigError where they are not open."""
+        """The open locks, for code outside requests. ConfigError if they are not open."""
         try:
             opened = self._open.get(asyncio.get_running_loop())
         except RuntimeError:
@@ -172,7 +172,7 @@ class Fencepost:
         except ModuleNotFoundError as error:
             raise ConfigError("depends() is for FastAPI: pip install fastapi; with Starlette use lock()") from error
 
-        self._terms.but(timeout, busy, retry_after)  # says now what cannot be meant
+        self._terms.but(timeout, busy, retry_after)  # raises now for invalid options
         options = {"ttl": ttl, "timeout": timeout, "max_hold": max_hold, "busy": busy, "retry_after": retry_after}
         if callable(key) and fields:
             raise ConfigError(f"a key that is a function declares its own parameters; take away {', '.join(fields)}")
@@ -196,10 +196,10 @@ class Fencepost:
         """Return once the job called ``name`` is done, by this process (True) or by another one, now or before.
 
         For a lifespan, before its ``yield``: one worker runs the job, the others wait for it. ``memory`` opens a
-        connection that `fencepost.once` takes, such as ``engine.connect``; it remembers the name, so give a job that is
-        to run again, such as with the next release, another one. A job that raises, or loses its lock, was not done:
-        the next worker runs it. Two run it at once if the first is frozen for longer than its ttl: what the job
-        writes goes through a guard, with the lease that it is given.
+        connection that `fencepost.once` takes, such as ``engine.connect``; it remembers the name. To run a job again,
+        such as with the next release, give it another name. A job that raises, or loses its lock, was not done: the
+        next worker runs it. If the first worker is frozen for longer than its ttl, two run the job at once, so the job
+        must write through a guard, with the lease that it is given.
 
         Raises what the job raises, NotAcquired after ``timeout`` seconds, LeaseLost, BackendError.
         """
@@ -253,13 +253,11 @@ def guard(
 ) -> None:
     """Put a guard in front of an application's paths: a write without a token is answered 428, a stale one 409.
 
-    guard(app, {"/accounts/{account_id:int}": "account/{account_id}"})
-
     Each path is written as its route has it, and each of its fields names its convertor, ``int``, ``uuid`` or ``str``;
     or the same thing, written in two ways, would have two marks. The endpoint admits the stamp in its own transaction:
     it finds it by ``fenced``. See `fencepost.guards.asgi.Fence` for the options.
 
-        guard(app, {"/accounts/{id}": "account/{id}"})
+        guard(app, {"/accounts/{account_id:int}": "account/{account_id}"})
     """
     app.add_middleware(asgi.Fence, key=_routes(paths), marks=marks, hooks=hooks, policy=policy)
 

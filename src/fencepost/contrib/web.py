@@ -14,7 +14,7 @@ _log = logging.getLogger("fencepost")
 
 
 class Terms(NamedTuple):
-    """How long a request waits for its lock, and what it is answered if that was not long enough."""
+    """How long a request waits for its lock, and the answer if it waited so long without getting it."""
 
     timeout: float
     status: int
@@ -22,7 +22,7 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, timeout: Any, status: Any, retry_after: Any) -> "Terms":
-        """These terms; ConfigError if they cannot be meant."""
+        """These terms; ConfigError if they are invalid."""
         if isinstance(status, bool) or not isinstance(status, int) or not 400 <= status <= 599:
             raise ConfigError(f"the answer to a request whose lock is busy is a status from 400 to 599, not {status!r}")
         if isinstance(retry_after, bool) or not isinstance(retry_after, int) or retry_after < 0:
@@ -30,7 +30,7 @@ class Terms(NamedTuple):
         return cls(check.seconds(timeout, "timeout"), status, retry_after)
 
     def but(self, timeout: Any, status: Any, retry_after: Any) -> "Terms":
-        """The same, with those that are not None."""
+        """The same terms, but with these values, as far as they are not None."""
         given = (timeout, status, retry_after)
         return Terms.of(*(mine if other is None else other for mine, other in zip(self, given, strict=True)))
 
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
 
 
 def misnamed(name: object) -> Answer | None:
-    """The answer to a request for a lock that cannot be called so; None if it can. Names come from clients."""
+    """The answer to a request whose lock has an invalid name; None if it is valid. Names come from clients."""
     try:
         if isinstance(name, str):  # anything else is a mistake of the program
             check.name(name)
@@ -54,9 +54,9 @@ def misnamed(name: object) -> Answer | None:
 
 
 def answer(error: FencepostError, lease: BaseLease | None, terms: Terms) -> Answer | None:
-    """The answer to what was raised before the request had its ``lease``, or while it had it; None if it is not ours.
+    """The answer to an error that came before the request had its ``lease``, or under it; None if it is about another.
 
-    Nothing of it names a lock, a holder or a store: those are for the log.
+    The answer names no lock, holder or store: those are for the log.
     """
     again = {"Retry-After": str(terms.retry_after)}
     if lease is None:
@@ -80,7 +80,7 @@ def answer(error: FencepostError, lease: BaseLease | None, terms: Terms) -> Answ
 
 
 class _NotYet(Exception):
-    """Rolls back the question whether a job was done."""
+    """Rolls back the transaction that looked whether a job was done."""
 
 
 async def was_done(memory: Callable[[], Any], name: str) -> bool:

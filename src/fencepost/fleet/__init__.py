@@ -32,12 +32,12 @@ class Partition(Owned[sync.Lease]):
 
     @property
     def stop(self) -> Stop:
-        """Waitable, and true, once the work should end. Until it has ended the partition stays this worker's."""
+        """Set once the work should end; it can be waited for. The partition stays this worker's until the work ends."""
         return Stop(self)
 
     @property
     def ended(self) -> sync.Ended:
-        """Set, and waited for, once the lease is over."""
+        """Set once the lease is over; it can be waited for."""
         return self.lease.ended
 
 
@@ -47,11 +47,12 @@ class Partitions:
         with Partitions(locks, "orders", 64, assign=opened, revoke=closed) as mine:
             for partition in mine: ...
 
-    Workers own equally many, or one more; few move when a worker comes or goes. ``assign(partition)`` is
-    called when one has become this worker's; ``revoke(partition)`` once for each that was assigned, before it
-    is released: the next owner waits until it returns. If ``partition.ended``, it is too late for that. Both
-    are called on a thread of the partition's own. An error in them is logged; after one in ``assign`` the
-    partition is given up, and asked for again later. All workers of a group must agree on ``count``.
+    All workers own the same number of partitions, or one more; few move when a worker comes or goes.
+    ``assign(partition)`` is called when this worker has acquired a partition, and ``revoke(partition)`` once for each
+    that was assigned, before its lease is released: the next owner waits until it returns. If ``partition.ended`` is
+    set by then, the lease is over, and the next owner may be at work already. Both are called on a thread of the
+    partition's own. An error in them is logged; after one in ``assign`` the worker gives the partition up, and asks for
+    it again later. All workers of a group must have the same ``count``.
 
     ``member`` names this worker for people; no two may share a name. ``ttl`` is how long a dead worker's
     partitions stay with it; default: that of ``locks``.
@@ -100,12 +101,12 @@ class Partitions:
         return iter(self._group)
 
     def __enter__(self) -> "Partitions":
-        """Join; raises BackendError, ConfigError if others of the group count differently, or NotAcquired if another
-        worker of the same name is there for twice the ttl."""
+        """Join; raises BackendError, ConfigError if others of the group have another ``count``, or NotAcquired if
+        another worker of the same name is there for twice the ttl."""
         try:
             call(self._group.join)
         except BaseException:
-            if self._group.joined:  # interrupted on the way back
+            if self._group.joined:  # interrupted after it had joined
                 self._group.stop()
             raise
         return self
@@ -119,8 +120,8 @@ class Partitions:
         """Join, and call ``work(partition)``, on a thread of its own, for each partition while it is owned.
 
         ``work`` goes on until ``partition.stop`` and then returns. If it returns sooner, the partition stays
-        owned; if it raises, it is given up and asked for again later. Returns once ``stop()`` was called,
-        elsewhere, and everything is handed over. Raises what joining raises, and what ``close`` does.
+        owned; if it raises, the worker gives the partition up and asks for it again later. Returns once ``stop()`` was
+        called elsewhere and everything is handed over. Raises what joining raises, and what ``close`` does.
         """
         _blocking(work)
         self._work = work

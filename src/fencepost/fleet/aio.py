@@ -1,4 +1,4 @@
-"""The asyncio face of the fleet: the same names, awaited."""
+"""Fleets for asyncio: the same names, awaited."""
 
 import asyncio
 import inspect
@@ -33,20 +33,20 @@ class Partition(Owned[aio.Lease]):
 
     @property
     def stop(self) -> Stop:
-        """Waitable, and true, once the work should end. Until it has ended the partition stays this worker's."""
+        """Set once the work should end; it can be waited for. The partition stays this worker's until the work ends."""
         return Stop(self)
 
     @property
     def ended(self) -> aio.Ended:
-        """Set, and waited for, once the lease is over."""
+        """Set once the lease is over; it can be waited for."""
         return self.lease.ended
 
 
 class Partitions:
     """One worker's partitions, of ``count`` of ``group``; see ``fencepost.fleet.Partitions``.
 
-    ``assign``, ``revoke`` and ``work`` run in a task of the partition's own. ``work`` is a coroutine function, and
-    losing the lease cancels it, as it cancels the body of ``async with``; the other two may be.
+    ``assign``, ``revoke`` and ``work`` run in a task of the partition's own. ``work`` is a coroutine function; losing
+    the lease cancels it, as it cancels the body of ``async with``. The other two may be coroutine functions.
 
         await Partitions(locks, "orders", 12).run(consume)
     """
@@ -94,8 +94,8 @@ class Partitions:
         return iter(self._group)
 
     async def __aenter__(self) -> "Partitions":
-        """Join; raises BackendError, ConfigError if others of the group count differently, or NotAcquired if another
-        worker of the same name is there for twice the ttl."""
+        """Join; raises BackendError, ConfigError if others of the group have another ``count``, or NotAcquired if
+        another worker of the same name is there for twice the ttl."""
         await self._group.join()
         return self
 
@@ -108,8 +108,8 @@ class Partitions:
         """Join, and await ``work(partition)``, in a task of its own, for each partition while it is owned.
 
         ``work`` goes on until ``partition.stop`` and then returns. If it returns sooner, the partition stays
-        owned; if it raises, it is given up and asked for again later. Returns once ``stop()`` was called and
-        everything is handed over. Raises what joining raises, and what ``close`` does.
+        owned; if it raises, the worker gives the partition up and asks for it again later. Returns once ``stop()`` was
+        called and everything is handed over. Raises what joining raises, and what ``close`` does.
         """
         self._work = work
         async with self:
@@ -159,13 +159,13 @@ class Partitions:
 
 @contextmanager
 def _failing() -> Iterator[None]:
-    """A cancellation that is not this task's came out of what was awaited: it failed, as by any other error."""
+    """Turn a cancellation of what was awaited into a failure; a cancellation of this task itself goes through."""
     try:
         yield
     except asyncio.CancelledError as error:
         if _cancelled():
             raise
-        raise RuntimeError("it awaited what somebody else has cancelled") from error
+        raise RuntimeError("it awaited something that other code has cancelled") from error
 
 
 def _cancelled() -> bool:

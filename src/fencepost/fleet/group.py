@@ -1,7 +1,8 @@
 """Membership in a group and the partitions that come with it, over any backend and any driver.
 
-Every worker holds a lease that says it is there, looks at who else is, works out the same plan, gives up
-what is no longer its own and takes what is. Looks can disagree for a while; then the locks decide.
+Every worker holds a lease that makes it a member, lists the other members, computes the same plan, gives up the
+partitions that are no longer its own, and takes those that are. Workers may see different members for a while; then
+the locks decide.
 """
 
 import logging
@@ -81,7 +82,7 @@ class BaseStop:
 
 
 _log = logging.getLogger("fencepost")
-# sys.exit() in a thread ends nothing but that thread, and its partition must not hang.
+# sys.exit() in a thread ends only that thread: count it as a failure, so that the partition does not hang.
 _FAILURES = (Exception, SystemExit)
 
 P = TypeVar("P", bound=Owned[Any])
@@ -134,11 +135,11 @@ class Group(Generic[L, P]):
         self._core = core
         self._owned, self._begin, self._work, self._end = owned, begin, work, end
         self._mark = core._holders()[: plan.MARK]
-        # Often enough to take over from the dead within twice the ttl, and no more: a look lists the whole group.
+        # Often enough to take over from a dead worker within twice the ttl. Not more often: a look lists the group.
         self._period = self.ttl / 3
         self._patience = min(1.0, self._period)
         self._membership: L | None = None
-        self._agreed = True  # as join finds out; no longer after a time without membership
+        self._agreed = True  # join makes sure of it; after a time without membership it must be checked again
         self._disagreement: ConfigError | None = None
         self._slots: dict[int, _Slot[P]] = {}
         self._free: dict[int, float] = {}
@@ -152,7 +153,7 @@ class Group(Generic[L, P]):
         return iter([owned for owned in held if owned is not None and not owned.lease.reason])
 
     async def join(self) -> None:
-        """Become a member, and begin to own partitions; whatever it raises, this worker is none."""
+        """Become a member, and begin to own partitions; if this raises, the worker is not a member."""
         if self.leaving.is_set() or self._process:
             raise ConfigError(f"this worker of {self.group!r} was started before; make another")
         await self._agree()
@@ -165,7 +166,7 @@ class Group(Generic[L, P]):
                 f"member= of its own",
             )
         try:
-            await self._agree()  # of two that come at once, neither may have seen the other before
+            await self._agree()  # again: two workers that join at once may not have seen each other before
             self._process = os.getpid()
             self._service.start()
         except GeneratorExit:
@@ -177,11 +178,11 @@ class Group(Generic[L, P]):
 
     @property
     def joined(self) -> bool:
-        """Whether this process is at work for the group, or was."""
+        """Whether this process has joined the group, even if it has left since."""
         return self._process == os.getpid()
 
     async def _agree(self) -> None:
-        """Raise ConfigError if there is a member that counts the partitions otherwise."""
+        """Raise ConfigError if a member has another number of partitions."""
         if (error := self._differs(await self._view())) is not None:
             raise error
 
@@ -201,15 +202,15 @@ class Group(Generic[L, P]):
         self._service.wake()
 
     async def leave(self, failing: bool = False) -> None:
-        """Finish and hand over what is owned, and be no member any more.
+        """Finish and hand over what is owned, and end the membership.
 
-        Raises ConfigError if the worker had to leave because others count differently, unless the caller is ``failing``
-        with an error of its own.
+        Raises ConfigError if the worker had to leave because others have another count, unless the caller is
+        ``failing`` with an error of its own.
         """
         self.stop()
-        if self.joined:  # else it never did, or a parent, whose it is
+        if self.joined:  # else it never joined, or its parent process did, which owns the membership
             if not self._over.is_set():
-                self._service.ensure()  # it may have ended with its event loop
+                self._service.ensure()  # the service may have ended with its event loop
             await self._over.wait()
             if self._disagreement is not None and not failing:
                 raise self._disagreement
@@ -223,7 +224,7 @@ class Group(Generic[L, P]):
         )
 
     async def _enroll(self, timeout: float) -> bool:
-        """Say that this worker is there; False if its name is still taken, by itself before a freeze or by another."""
+        """Acquire the membership; False if the name is still taken, by another worker or this one's own old lease."""
         self._membership = lease = await self._acquire(self._member_lock, timeout)
         if lease is None:
             return False
@@ -246,7 +247,7 @@ class Group(Generic[L, P]):
             except Exception:
                 _log.exception("worker %r of %r could not look around", self.member, self.group)
             await run.nudge.wait(nap)
-            await self.leaving.wait(self._period / 20)  # news that come together are one
+            await self.leaving.wait(self._period / 20)  # so that wake-ups in quick succession cause only one look
         try:
             await self._part(run)
         except Exception:
@@ -254,7 +255,7 @@ class Group(Generic[L, P]):
         self._over.set()
 
     async def _part(self, run: Run) -> None:
-        """Leave first, so that others queue while the work here is finished."""
+        """Give up the membership first, so that others queue for the partitions while the work here is finished."""
         self.leaving.set()
         await self._resign()
         for slot in self._slots.copy().values():
@@ -264,14 +265,14 @@ class Group(Generic[L, P]):
             await run.nudge.wait(self._patience)
 
     async def _look(self) -> float:
-        """See who is there, and follow the plan; how long it may take until the next look."""
+        """List the members, and follow the plan; return the seconds until the next look."""
         if self._membership is None or self._membership.reason:
             self._agreed = False
             if not await self._enroll(self._patience):
                 return self._patience
         found = await self._view()
         if not self._agreed:
-            # While this worker was no member, others could join with another count: nothing told them of this one.
+            # While this worker was no member, others could join with another count: they could not see this one.
             self._disagreement = self._differs(found)
             if self._disagreement is not None:
                 _log.error("worker %r of %r leaves: %s", self.member, self.group, self._disagreement)
@@ -279,7 +280,8 @@ class Group(Generic[L, P]):
                 return 0.0
             self._agreed = True
         if self._mark not in found.members and self._membership is not None:
-            # A store that has lost this worker has lost others: a plan without them would be to take everything.
+            # A store that has lost this membership has lost others too: a plan without them would take everything. The
+            # renewal raises LeaseLost then, and this look ends here.
             await self._core.renew(self._membership)
         for number in self._plan(found):
             if number not in self._slots and not self.leaving.is_set():
@@ -287,17 +289,17 @@ class Group(Generic[L, P]):
                 self._slots[number] = slot
                 try:
                     self._core.driver.spawn(self._serve(number, slot), f"fencepost-fleet-{self.group}-{number}")
-                except (RuntimeError, MemoryError) as error:  # no thread could be started: at the next look, perhaps
+                except (RuntimeError, MemoryError) as error:  # no thread could be started: try again at the next look
                     del self._slots[number]
                     _log.warning("worker %r of %r cannot serve %d: %s", self.member, self.group, number, error)
-        # A member that is late to renew may be dead: look again when its time is up.
+        # A member that is late to renew may be dead: look again when its lease expires.
         others = [member.status.remaining for mark, member in found.members.items() if mark != self._mark]
         return max(min([self._period, *others]), self._period / 10)
 
     def _plan(self, found: plan.View) -> list[int]:
-        """The partitions to take or keep; the owner of any other is told to stop."""
+        """The partitions to take or keep; tells the work on all others to stop."""
         slots = self._slots.copy()
-        # What the listing says of this worker may be old; it knows itself.
+        # The listing may be out of date about this worker's own partitions: use what the worker itself knows.
         mine = {number for number, slot in slots.items() if slot.owned is not None and not slot.owned.lease.reason}
         owned = {
             mark: held
@@ -308,7 +310,7 @@ class Group(Generic[L, P]):
         owned[self._mark] = sorted(mine)
         wanted = plan.assignments(self.count, owned)[self._mark] + self._orphans(found, mine)
         for number, slot in slots.items():
-            # Nothing is given up before somebody waits for it, where the store can tell.
+            # If the store can show waiters, keep a partition until another worker waits for it.
             status = found.held.get(number)
             awaited = status is not None and bool(status.waiters)
             if number not in wanted and (awaited or slot.owned is None or not self._core.backend.promises.fair):
@@ -316,7 +318,7 @@ class Group(Generic[L, P]):
         return wanted
 
     def _orphans(self, found: plan.View, mine: set[int]) -> list[int]:
-        """The partitions that were free for a whole period: any member may take them, as the right one does not."""
+        """The partitions that were free for a whole period: any member may take them, as the planned owner does not."""
         now = self._core.driver.now()
         free = [number for number in range(self.count) if number not in found.held and number not in mine]
         self._free = {number: self._free.get(number, now) for number in free}
@@ -348,7 +350,7 @@ class Group(Generic[L, P]):
         name = plan.partition(self.group, number)
 
         def more() -> float:
-            # A member that left the queue to ask whether it is still wanted could be missed by every look of the owner.
+            # Stay in the queue: if this member left it between attempts, each look of the owner might miss it.
             return 0.0 if slot.signal.is_set() else self._patience
 
         while not slot.signal.is_set() and not self._core._closed:
@@ -367,7 +369,7 @@ class Group(Generic[L, P]):
         return None
 
     async def _hold(self, owned: P) -> bool:
-        """Do what is to be done while the partition is owned; False if that failed."""
+        """Assign the partition, work on it, and revoke it; False if assigning it or the work failed."""
         try:
             await self._begin(owned)
         except _FAILURES:
@@ -378,7 +380,7 @@ class Group(Generic[L, P]):
             await self._work(owned)
             await owned._until_stop()
         except _FAILURES as error:
-            # One that finds itself replaced has been told so in the way that is meant.
+            # Work that finds itself replaced is expected to end with one of these errors: that is no failure.
             if not (owned.lease.reason and isinstance(error, (LeaseLost, Refused))):
                 _log.exception("the work on %s failed; it is given up, and asked for again later", owned.name)
                 fine = False

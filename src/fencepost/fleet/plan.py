@@ -1,4 +1,4 @@
-"""Who should own what: one plan that every worker works out by itself, and comes to the same end."""
+"""Which worker should own which partitions: every worker computes the same plan by itself."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,18 +10,19 @@ from fencepost.backend import Status
 
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")
 MARK = 16
-"""So many hex digits begin all holder ids of one worker: a listing tells whose lease it shows."""
+"""How many hex digits all holder ids of one worker have in common at the start: a listing shows whose lease it is."""
 
 
 def assignments(count: int, owned: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
     """The partitions each member should own, by member, given those it owns now, in ascending order.
 
     Sizes differ by at most one, and no more partitions move than that takes. Carrying the plan out, in
-    any order, does not change it: a member that looks while partitions are on the move plans the same.
+    any order, does not change it: a member that looks while partitions move computes the same plan.
     """
     low, extra = divmod(count, len(owned))
     members = sorted(owned)
-    # Those that have more than the smaller number keep it; growing up to the smaller number earns nobody a larger one.
+    # Members that own more than ``low`` get the extra partitions first. A member that owns exactly ``low`` has no
+    # advantage: otherwise the plan would change while a member grows to ``low``.
     larger = [member for member in members if len(owned[member]) > low]
     if len(larger) < extra:
         larger += [member for member in members if len(owned[member]) <= low]
@@ -42,13 +43,13 @@ class Member(NamedTuple):
     name: str
     mark: str
     partitions: int
-    """How many it thinks there are."""
+    """The number of partitions that it was started with."""
     status: Status
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A group as a listing of its locks shows it: who is there, and who owns what."""
+    """A group as a listing of its locks shows it: its members, and which partitions each owns."""
 
     group: str
     members: dict[str, Member] = field(default_factory=dict)
@@ -69,7 +70,7 @@ class View:
         return [number for number in range(self.count) if number not in self.held]
 
     def owner(self, number: int) -> Member | None:
-        """The member that holds a partition; None if nobody does, or somebody who is no member."""
+        """The member that holds a partition; None if nobody holds it, or its holder is not a member."""
         status = self.held.get(number)
         return self.members.get(status.holder[:MARK]) if status else None
 
@@ -93,7 +94,7 @@ _last: tuple[list[Status], View] = ([], View(""))
 
 
 def view(group: str, listed: Iterable[Status]) -> View:
-    """Read a listing of a group's locks; nobody changes what it returns, for the same listing gives the same view.
+    """Read a listing of a group's locks. Do not change the view: the same listing returns the same object again.
 
     For example::
 

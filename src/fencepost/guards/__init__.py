@@ -1,8 +1,8 @@
 """Guards: they refuse a write from a holder that has been replaced.
 
 Each module guards one kind of resource and executes the rule in the same atomic step as the access. `postgres` and
-`sqlite` are functions for the caller's own transaction; the others are classes. `aio` has those of postgres, sqlite and
-Redis for asyncio. All of it is loaded when it is first named, so that a guard needs only its own client library.
+`sqlite` are functions for the caller's own transaction; the others are classes. `aio` has the asyncio versions for
+Postgres, SQLite and Redis. Each guard is imported on first use, so it needs only its own client library.
 """
 
 import importlib

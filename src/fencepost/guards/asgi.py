@@ -4,8 +4,8 @@
     app = asgi.Fence(app, key=lambda scope: scope["path"])               # any other
 
 A request to a guarded resource without a token gets 428, a malformed one 400, where the policy refuses. The stamp is
-handed to the service as ``scope["fencepost"]``; the service admits it in the transaction of its own write, and what it
-raises becomes 409:
+handed to the service as ``scope["fencepost"]``; the service admits it in the transaction of its own write. If that
+raises Refused, the middleware answers with 409, or 428 or 403 for a missing or forged token:
 
     fenced = request.scope["fencepost"]
     with conn:
@@ -13,7 +13,7 @@ raises becomes 409:
             sqlite.admit(conn, fenced.resource, fenced.sent, policy=policy)  # the middleware's
         conn.execute(...)
 
-A service that keeps nothing gives ``marks=``, and each request is judged before it is served: best effort.
+A service without a database passes ``marks=``. Then each request is judged before it is served: best effort.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Fenced(NamedTuple):
-    """A guarded request: its resource, and the access that its headers tell of."""
+    """A guarded request: its resource, and the access that its headers describe."""
 
     resource: str
     sent: Access | None
@@ -108,7 +108,7 @@ class Fence:
 
 
 class _Malformed(Exception):
-    """Tells what this middleware found wrong from what the service itself raises."""
+    """Separates a ConfigError of this middleware from one that the service itself raises."""
 
     def __init__(self, why: ConfigError) -> None:
         self.why = why

@@ -1,4 +1,4 @@
-"""The loop of every guard whose store can only compare and swap: read, judge, write unless it changed meanwhile."""
+"""The loop of every guard whose store can only compare and swap: read, judge, write unless the value has changed."""
 
 import hashlib
 import secrets
@@ -23,7 +23,7 @@ _NAP = 0.05
 
 
 class Found(NamedTuple):
-    """What is there, and what tells whether it is still the same later."""
+    """The stored content, and a version that shows later whether it has changed."""
 
     content: Content
     version: Any
@@ -32,10 +32,10 @@ class Found(NamedTuple):
 class Guard(ABC):
     """Bytes by resource, each with its mark; any thread may call, and any process.
 
-    Every method raises the Refused of the verdict, and then nothing was changed; BackendError, ambiguous if the
-    write may have been made all the same: then retry it with the same stamp. ConfigError for a name or a lease that
-    cannot be one. Inside ``with lock:`` the lease need not be passed. They block: in asyncio code, call them with
-    asyncio.to_thread, which takes the lease along.
+    Every method raises the Refused of the verdict, and then nothing was changed; BackendError if the store fails. If
+    that is ambiguous, the write may have been made: retry it with the same stamp. ConfigError for an invalid name or
+    lease. Inside ``with lock:`` the lease need not be passed. The methods block: in asyncio code, call them with
+    asyncio.to_thread, which passes the lease of the block on to the thread.
     """
 
     source: ClassVar[str]
@@ -46,20 +46,20 @@ class Guard(ABC):
 
     @abstractmethod
     def _load(self, resource: str) -> Found:
-        """What is there now."""
+        """The content and version that are stored now."""
 
     @abstractmethod
     def _save(self, resource: str, content: Content, version: Any) -> bool | None:
-        """Put ``content`` there unless it changed since ``version``; whether that was done.
+        """Store ``content`` unless the stored one has changed since ``version``; return whether it was stored.
 
-        None if it had changed, and that may have been this very call: the client sends again what got no answer.
+        None if it has changed, and this same call may have changed it: the client resends a request that got no answer.
         """
 
     def _prepare(self, *, required: bool) -> None:  # noqa: B027 - most stores need nothing
-        """Before the first change: raise ConfigError, or log it if not ``required``, where the store cannot guard."""
+        """Before the first change: if the store cannot guard, raise ConfigError, or only log it unless ``required``."""
 
     def _hold(self, resource: str) -> AbstractContextManager[Any]:
-        """Keep others away meanwhile, where the store can."""
+        """Exclude other writers during the block, where the store can."""
         return nullcontext()
 
     def write(self, resource: str, data: bytes, lease: FenceOrAmbient = AMBIENT) -> bool:
@@ -73,15 +73,15 @@ class Guard(ABC):
     def update(
         self, resource: str, change: Callable[[bytes | None], bytes | None], lease: FenceOrAmbient = AMBIENT
     ) -> None:
-        """Read, change and write as one access: what ``change`` was given is what its answer replaces.
+        """Read, change and write as one access: what ``change`` returns replaces the value that it was given.
 
-        It may be called several times, when others write meanwhile.
+        ``change`` may be called several times, if others write meanwhile.
         """
-        # The mark remembers this very call: if the store did not say that it was made, it is found all the same.
+        # A digest for this call alone: if the store's answer is lost, the mark still shows that the call was made.
         self._change(resource, change, lease, f"update {secrets.token_hex(8)}")
 
     def read(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> bytes | None:
-        """Enter, and return the value of that very moment; None if there is none."""
+        """Enter, and return the value as of the same moment; None if there is none."""
         access = self._access(resource, lease, "enter")
         if access.judged:
             self._prepare(required=access.refuses)
@@ -103,7 +103,7 @@ class Guard(ABC):
         self.read(resource, lease)
 
     def peek(self, resource: str) -> bytes | None:
-        """The value as it is, without entering: for those who will not write it back."""
+        """The value as it is, without entering: for callers that will not write it back."""
         return self._load(check.name(resource, "resource")).content.value
 
     def mark(self, resource: str) -> Stamp | None:
@@ -111,7 +111,7 @@ class Guard(ABC):
         return self._load(check.name(resource, "resource")).content.mark
 
     def raise_mark(self, resource: str, *, to: int) -> Stamp:
-        """Refuse every token up to ``to``; the mark now. A mark that is higher stays."""
+        """Refuse every token up to ``to``, and return the mark. A higher mark stays."""
         check.token(to)
         check.name(resource, "resource")
         self._prepare(required=True)
@@ -126,10 +126,10 @@ class Guard(ABC):
         raise AssertionError("unreachable")
 
     def lower_mark(self, resource: str, *, to: int, seen: int) -> Stamp:
-        """Make ``to`` the mark if its token is still ``seen``; the mark now. ConfigError if it is another one by now.
+        """Lower the mark to ``to`` if its token is still ``seen``, and return it. ConfigError if the mark has changed.
 
-        For a mark that a token which no issuer gave out has raised. Every token above ``to`` may write again: make
-        sure that no older holder is left.
+        Use it when a token that no issuer gave out has raised the mark. Every token above ``to`` may write again: make
+        sure that no replaced holder is still running.
         """
         after = lowering(resource, to, seen)
         self._prepare(required=True)
@@ -164,20 +164,20 @@ class Guard(ABC):
                 mark = content.mark
                 if not access.judged:
                     if saved is None:
-                        raise self._unsure(resource)  # without a mark, nothing tells
+                        raise self._unsure(resource)  # without a mark, nothing shows whether the write was made
                     saved = self._save(resource, content._replace(value=change(content.value)), version)
                     if saved:
                         return True
                     continue
-                # One stamp for all attempts: one that was made, though the store did not say so, is found again.
+                # All attempts use one stamp, so an attempt that succeeded but lost its answer is seen as a replay.
                 stamp = stamp or access.take()
                 verdict = access.weigh(mark, stamp)
                 done = verdict is Verdict.REPLAY and digest == content.digest
                 if saved is None and verdict is not Verdict.ADMIT and not done:
-                    raise self._unsure(resource)  # another came in between: ours is below its mark, or was never made
+                    raise self._unsure(resource)  # another access came in between: ours was made before it, or never
                 if verdict is Verdict.ADMIT:
                     after = Content(raised(mark, stamp), digest, change(content.value))
-                elif access.refuses or (done and attempt):  # in any mode: one of these attempts was made after all
+                elif access.refuses or (done and attempt):  # done, in any mode: an earlier attempt did succeed
                     return access.conclude(mark, stamp, verdict, done=done)
                 else:
                     after = content._replace(value=change(content.value))

@@ -2,9 +2,10 @@
 
     UPDATE account SET balance = ?, lock_epoch = ? WHERE id = ? AND lock_epoch < ?
 
-The row is its own mark, so no other table is needed, and other languages can play by the same statement. What a number
-alone cannot tell: one token stands for one write, its retry is refused as stale, and two holders of one token look
-alike. To read, change and write, do all of it in one transaction, ``read`` first: it locks the row.
+The row is its own mark, so no other table is needed, and programs in other languages can use the same statement. A
+number says less than a stamp: each token allows one write, a retry of that write is refused as stale, and two holders
+with the same token cannot be told apart. To read, change and write, use one transaction, and call ``read`` first: it
+locks the row.
 
 ``conn`` is a blocking connection of psycopg, Django or sqlite3, or one of SQLAlchemy.
 """
@@ -40,11 +41,11 @@ def write(
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
 ) -> None:
-    """Update the row that ``key`` finds, and its epoch, unless a newer token was there.
+    """Update the row that ``key`` finds, and its epoch, unless this token or a newer one has written the row before.
 
-    Raises StaleToken if one was, and LookupError if there is no such row; then nothing was changed. LookupError, too,
-    if there are several: then roll back. Without a lease, the lease of the ``with lock:`` around here is taken, if its
-    name is ``table/key``.
+    Raises StaleToken if one has, and LookupError if there is no such row; then nothing was changed. LookupError, too,
+    if there are several: then roll back. Without a lease, the lease of the enclosing ``with lock:`` is used, if its
+    name is ``table/key`` or a path above it.
 
         column.write(conn, "account", {"id": 42}, {"balance": 90}, lease)
     """
@@ -74,7 +75,7 @@ def _write(
             access.conclude(mark, stamp, verdict)
             return _changed(_run(conn, *plain), table, key)
         count = _run(conn, fenced, args)
-        # In no transaction the row is open again: another may have raised its epoch since it was read.
+        # Outside a transaction the row is not locked: another client may have raised its epoch since it was read.
         if count or before == (before := _epoch(conn, table, key, epoch)):
             _changed(count, table, key)
             access.conclude(mark, stamp, verdict)
@@ -92,10 +93,10 @@ def read(
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
 ) -> dict[str, Any]:
-    """The row that ``key`` finds, locked until the transaction ends; refused if a newer token was there.
+    """The row that ``key`` finds, locked until the transaction ends; refused if a newer token has written it.
 
-    Raises as ``write`` does. Write in the same transaction: after it, the row is open to any writer. ConfigError
-    outside one.
+    Raises as ``write`` does. Write in the same transaction: when it ends, any writer may change the row. ConfigError
+    outside a transaction.
 
         balance = column.read(conn, "account", {"id": 42}, ["balance"], lease)["balance"]
     """
@@ -112,7 +113,7 @@ def read(
 
 
 def _undone(conn: Any) -> AbstractContextManager[None]:
-    """SQLite's transaction that began in the block is rolled back if that raises; any other is the caller's."""
+    """Roll back a transaction of SQLite that began in the block if the block raises; any other is the caller's."""
     if is_async(conn):
         raise ConfigError("the column form takes blocking connections; with SQLAlchemy's asyncio ones use run_sync()")
     return undone(*link(conn)) if is_sqlite(conn) else nullcontext()
@@ -130,10 +131,10 @@ def _changed(count: int, table: str, key: Mapping[str, Any]) -> None:
 
 
 def _epoch(conn: Any, table: str, key: Mapping[str, Any], epoch: str) -> int:
-    """The row's epoch, and the row locked; 0 if it has had none."""
+    """Lock the row, and return its epoch; 0 if it has none."""
     look = f"SELECT {_name(epoch)} FROM {_name(table)} WHERE {_where(key)}"
     if is_sqlite(conn):
-        # Changes nothing, and no trigger sees it, but SQLite takes the write lock for it.
+        # Changes nothing and fires no trigger, but makes SQLite take the write lock.
         _run(conn, f"DELETE FROM {_name(table)} WHERE 0", [])
     else:
         look += " FOR UPDATE"

@@ -1,7 +1,7 @@
-"""A value and its mark in one piece of bytes, so that whatever replaces the one replaces the other.
+"""A value and its mark as one byte string, so that every write replaces both.
 
-A line comes first, ``fencepost 1 {...}`` with the mark as JSON, then the value as it is. Bytes without such a line are
-a value that was there before the guard, and has no mark.
+The first line is ``fencepost 1 {...}`` with the mark as JSON; the value follows, unchanged. Bytes without such a line
+are a value that was written before there was a guard; it has no mark.
 """
 
 import json
@@ -15,7 +15,7 @@ _MAGIC = b"fencepost 1 "
 
 
 class Content(NamedTuple):
-    """What a guarded file or object holds. A value of None: nothing, or nothing any more; its mark stays."""
+    """What a guarded file or object holds. The value is None if there is none, or if it was deleted; its mark stays."""
 
     mark: Stamp | None = None
     digest: str | None = None

@@ -42,8 +42,8 @@ def text(value: str | bytes) -> str:
 class Ticket(NamedTuple):
     """What fences a transaction of yours: it may happen only while the mark's key is at ``revision``.
 
-    ``compare`` and ``put`` say it in the gateway's JSON; other clients take key, revision and value. If
-    the transaction fails on it, somebody was faster: take another ticket.
+    ``compare`` and ``put`` are in the gateway's JSON; with another client use key, revision and value. If the
+    transaction fails on this condition, another access was admitted first: take another ticket.
     """
 
     key: bytes
@@ -52,7 +52,7 @@ class Ticket(NamedTuple):
 
     @property
     def compare(self) -> Json:
-        """The condition: nobody was admitted since."""
+        """The condition: no other access was admitted since."""
         return _unchanged(text(self.key), self.revision)
 
     @property
@@ -62,22 +62,22 @@ class Ticket(NamedTuple):
 
 
 class _Version(NamedTuple):
-    """The revisions of a mark and its value, 0 where there is none, and what else the next write has to know."""
+    """The revisions of a mark and its value, 0 where there is none, and what else the next write needs."""
 
     mark: int
     data: int
     earlier: int | None
-    """Of the key where the mark was before its key had the prefix in it; None if that does not count (any more)."""
+    """The revision of the old mark key, which did not contain the prefix; None if that key does not count."""
     value: bytes | None
     of: bytes
-    """The key that the mark says it is of. Earlier marks say none: they may be of any prefix, and are kept so."""
+    """The data key that the mark names. Old marks name none: they may belong to any prefix, and stay so."""
 
 
 class EtcdGuard(cas.Guard):
     """The guarded keys under ``prefix``; the mark of each is the key of the same name under ``marks``.
 
     So guards with different prefixes have marks of their own, and guards that write to the same key share its mark. All
-    of them need the same ``marks``: with another one, a guard does not see who was admitted by the others.
+    of them need the same ``marks``: a guard with another one does not see what the others admitted.
 
     Give a prefix of your own where the same etcd holds locks: without one, the value of ``account/42/x`` is a key below
     the lock ``account/42``, and `etcdctl lock` and Go's Mutex take it for an older contender that never goes away.
@@ -105,7 +105,7 @@ class EtcdGuard(cas.Guard):
         super().__init__(hooks, policy)
         parsed = [urlsplit(endpoint) for endpoint in endpoints]
         if not parsed or not all(map(_is_endpoint, parsed)):
-            # Not as they were given: there may be a password in them.
+            # Do not repeat the endpoints in the message: they may contain a password.
             raise ConfigError(
                 "etcd's endpoints are written like http://127.0.0.1:2379; a user goes into headers= as Authorization"
             )
@@ -129,7 +129,7 @@ class EtcdGuard(cas.Guard):
         if not access.judged:
             return None
         while (found := self._load(resource)).version.earlier and found.content.mark:
-            self._save(resource, *found)  # a ticket has one condition, so the mark moves to its own key first
+            self._save(resource, *found)  # a ticket has only one condition, so first move an old mark to its new key
         content, version = found
         stamp = access.take()
         verdict = access.weigh(content.mark, stamp)
@@ -160,12 +160,12 @@ class EtcdGuard(cas.Guard):
         keys = [self._mark_key(resource), self._data_key(resource)]
         if self._prefix:
             keys.append(self._earlier_key(resource))
-        # All in one transaction: of one moment.
+        # One transaction, so that all values are of the same moment.
         answer = self._ask("txn", {"success": [{"requestRange": {"key": text(key)}} for key in keys]}, reads=True)
         mark, data, *rest = (each["response_range"].get("kvs", [None])[0] for each in answer["responses"])
         content, earlier = _content(mark), None
         of = content.value or b"" if mark else keys[1]
-        if rest and not mark and not (before := _content(rest[0])).value:  # one that says its key is of that alone
+        if rest and not mark and not (before := _content(rest[0])).value:  # a mark that names a key is for that alone
             content, earlier = before, _revision(rest[0])
         value = None if data is None else base64.b64decode(data.get("value", ""))
         return cas.Found(content._replace(value=value), _Version(_revision(mark), _revision(data), earlier, value, of))
@@ -176,9 +176,9 @@ class EtcdGuard(cas.Guard):
         if version.earlier is not None:
             compare.append(_unchanged(text(self._earlier_key(resource)), version.earlier))
         success: list[Json] = []
-        # Watchers of the key are not told of an enter.
+        # An enter does not write the value, so that watchers of its key get no event.
         if content.value != version.value:
-            # A value that expires with an etcd lease goes on doing so.
+            # A value that is attached to an etcd lease stays attached.
             leased = {"ignore_lease": True} if version.value is not None else {}
             write = {"requestPut": {"key": data, "value": text(content.value or b""), **leased}}
             success.append({"requestDeleteRange": {"key": data}} if content.value is None else write)
@@ -190,7 +190,7 @@ class EtcdGuard(cas.Guard):
         return self._marks.encode() + self._data_key(resource)
 
     def _earlier_key(self, resource: str) -> bytes:
-        """Where the mark was before its key had the prefix in it."""
+        """The old mark key, which did not contain the prefix."""
         return (self._marks + resource).encode()
 
     def _data_key(self, resource: str) -> bytes:
@@ -216,9 +216,9 @@ class EtcdGuard(cas.Guard):
             except (OSError, http.client.HTTPException) as error:
                 if connection is not None:
                     connection.close()
-                self.close()  # what broke this one may have broken all that are idle
+                self.close()  # the idle connections may be broken for the same reason
                 self._turn += 1
-                # What was never sent, or only read, may be asked of the next one.
+                # A request that was not sent, or that only reads, may be sent to the next endpoint.
                 if left and (reads or not sent):
                     continue
                 raise BackendError(
@@ -226,7 +226,7 @@ class EtcdGuard(cas.Guard):
                 ) from error
             if response.status != 200:
                 self._idle.append(connection)
-                # What exceeds the quota is carried out, and refused.
+                # etcd carries out a write that exceeds its quota, although it refuses it.
                 unsure = response.status >= 500 or b"space exceeded" in data
                 raise BackendError(f"etcd refused: {data[:200]!r}", backend="etcd", ambiguous=unsure and not reads)
             answer = _answer(body, data)
@@ -261,7 +261,7 @@ class EtcdGuard(cas.Guard):
 
 
 def _unchanged(key: str, revision: int) -> Json:
-    """The condition that a key is as it was at a revision; 0 if it was not there."""
+    """The condition that a key was not changed since a revision; revision 0 means that it does not exist."""
     return {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
 
 
@@ -274,7 +274,7 @@ def _content(found: Json | None) -> Content:
 
 
 def _kind(operation: Json, side: str) -> str:
-    """What is done, or was: etcd takes ``requestPut`` and ``request_put``, and answers ``response_put``."""
+    """An operation's kind: etcd accepts ``requestPut`` and ``request_put``, and answers ``response_put``."""
     [(name, _)] = operation.items()
     return str(name).replace("_", "").lower().removeprefix(side)
 

@@ -1,14 +1,15 @@
-"""A guard for files: each is replaced as a whole, together with its mark, by whichever process comes.
+"""A guard for files: each write replaces the whole file together with its mark; any process of the host may write.
 
     guard = FileGuard("/var/lib/app/state")
     guard.write("account/42", b"...", lease)
 
-A lock file keeps processes of this host apart while one replaces the value: temporary file, fsync, rename, fsync of
-the folder. Not for network file systems whose locks or renames are not what they are on a local disk. A process
-stopped in the very middle makes the others wait; it cannot make them wrong.
+A lock file makes the processes of this host take turns. A write creates a temporary file, calls fsync on it, renames
+it, and calls fsync on the folder. Do not use this guard on a network file system whose locks or renames work
+differently from those of a local disk. A process that is stopped in the middle of a write makes the others wait; it
+cannot corrupt the value.
 
 A file keeps its owner, group and mode when it is replaced; a new one gets the process's umask. Symbolic links in the
-place of the lock or of the temporary file are not followed, but who may write to the folder may replace a value.
+place of the lock or of the temporary file are not followed, but a user who may write to the folder can replace a value.
 """
 
 import errno
@@ -50,7 +51,7 @@ class _Mine(threading.local):
 class _Lock:
     """An exclusive lock on a file of its own.
 
-    It belongs to the open file, which a forked child shares: whichever process is the last to close it would free it.
+    flock() locks the open file, which a forked child shares: the lock would stay until both processes have closed it.
     So a child closes its copy at once, and the parent unlocks before it closes.
     """
 
@@ -74,7 +75,7 @@ class _Lock:
 
     @property
     def forked(self) -> bool:
-        """Whether this is the copy of a lock of the parent's, or closed."""
+        """Whether the file is closed here, as it is in a forked child."""
         return self._file < 0
 
     def close(self) -> None:
@@ -83,7 +84,7 @@ class _Lock:
             self.forsake()
 
     def forsake(self) -> None:
-        """Close this copy, and leave the lock to the other processes that have one."""
+        """Close the file without unlocking: a process that shares the open file keeps its lock."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -93,7 +94,7 @@ class _Lock:
 
 
 class FileGuard(cas.Guard):
-    """The guarded files of one folder, which is made if it is missing. ``path`` says where a resource's is.
+    """The guarded files of one folder, which is created if it is missing. ``path`` names the file of a resource.
 
     For example::
 
@@ -114,8 +115,8 @@ class FileGuard(cas.Guard):
         self._mine = _Mine()
 
     def path(self, resource: str) -> Path:
-        """The file of a resource: its name, percent-encoded; the line with the mark comes first in it."""
-        # Upper case too: some file systems take "Account" and "account" for one name.
+        """The file of a resource, named after it, percent-encoded; its first line holds the mark."""
+        # Encode upper-case letters too: to some file systems "Account" and "account" are the same name.
         name = "".join(f"%{ord(each):02X}" if "A" <= each <= "Z" else quote(each, safe=_PLAIN) for each in resource)
         if len(name) > _LONGEST:
             name = f"{name[:100]}%~{hashlib.sha256(resource.encode()).hexdigest()}"
@@ -142,7 +143,7 @@ class FileGuard(cas.Guard):
             try:
                 return cas.Found(unpack(self.path(resource).read_bytes()), None)
             except FileNotFoundError:
-                self._folder.stat()  # without its folder, nobody knows what was there
+                self._folder.stat()  # raises if the folder is gone: then the value is unknown, not absent
         return cas.Found(Content(), None)
 
     def _save(self, resource: str, content: Content, version: Any) -> bool:
@@ -162,7 +163,7 @@ class FileGuard(cas.Guard):
                 except BaseException:
                     fresh.unlink(missing_ok=True)  # on a full disk it would take room from the next attempt
                     raise
-            with _failures(ambiguous=True):  # after a failed fsync nobody knows what is on the disk
+            with _failures(ambiguous=True):  # after a failed fsync, the content of the disk is unknown
                 os.replace(fresh, path)
                 os.fsync(folder)
         finally:
@@ -172,12 +173,12 @@ class FileGuard(cas.Guard):
 
 def _created(fresh: Path, path: Path) -> BinaryIO:
     """A new file with the owner, group and mode of the one that it will replace, if there is one."""
-    fresh.unlink(missing_ok=True)  # of a process that was killed, or a link: its target is not touched
+    fresh.unlink(missing_ok=True)  # left by a killed process, or a link, whose target stays untouched
     try:
         before = path.stat()
     except FileNotFoundError:
         before = None
-    # Nobody else may read what is not theirs before the mode is known.
+    # Until the old mode is copied below, other users must not be able to read the new file.
     mode = 0o666 if before is None else 0o600
     file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
@@ -193,7 +194,7 @@ def _created(fresh: Path, path: Path) -> BinaryIO:
 
 
 def _give(file: int, before: os.stat_result) -> None:
-    for owner in (before.st_uid, -1):  # only root gives a file away; its group may be one of ours
+    for owner in (before.st_uid, -1):  # only root can change the owner; we may be able to set the group alone
         with suppress(PermissionError):
             os.fchown(file, owner, before.st_gid)
             return

@@ -40,10 +40,10 @@ class Answer(NamedTuple):
 
 
 def access(resource: str, values: Callable[[str], Sequence[str]], *, reads: bool) -> Access | None:
-    """The access that a request's headers tell of, of which ``values`` gives all by one name, decoded as latin-1.
+    """The access that a request's headers describe; ``values`` returns all headers of one name, decoded as latin-1.
 
     Without X-Fence-Seq it is the one write of a bare token, or, if the request only reads, an enter with a seq of 0.
-    None without a token; ConfigError if it is malformed, or stamps no such access.
+    None without a token; ConfigError if a header is malformed, or the stamp is not valid for this kind of access.
     """
     token, seq, holder, signature = (_single(values, name) for name in _NAMES)
     if token is None:
@@ -61,12 +61,12 @@ def access(resource: str, values: Callable[[str], Sequence[str]], *, reads: bool
 
 
 class Sent(NamedTuple):
-    """What a request brings to the middleware."""
+    """What the middleware found in a request."""
 
     access: Access | None
     action: Action
     judged: bool
-    """Whether a mark decides about it."""
+    """Whether the access still has to be judged against a mark."""
 
 
 def judge(
@@ -76,9 +76,10 @@ def judge(
     hooks: Iterable[Hook],
     policy: Policy | None,
 ) -> Sent:
-    """Judge a request as far as that takes no mark. Raises MissingToken and ForgedToken where the policy refuses those.
+    """Judge a request as far as no mark is needed. Raises MissingToken and ForgedToken where the policy refuses those.
 
-    ConfigError if it is malformed, and the policy refuses anything; else that counts as a request without a token.
+    ConfigError for a malformed request if the policy demands a token, or if it refuses and the request has fence
+    headers. Otherwise a malformed request counts as one without a token.
     """
     action: Action = "enter" if method in SAFE else "write"
     stance = (policy or current_policy()).stance(resource)
@@ -96,7 +97,7 @@ def judge(
 
 
 def _tellable(resource: str) -> str:
-    """The resource, in a form that hooks can take if it cannot be one."""
+    """The resource for hooks: escaped and shortened if it is not a valid name."""
     try:
         return check.name(resource, "resource")
     except ConfigError:
@@ -120,7 +121,7 @@ def refusal(error: Refused) -> Answer:
 
 
 def malformed(error: ConfigError) -> Answer:
-    """The answer to headers or a resource that cannot be meant."""
+    """The answer to malformed headers, or to an invalid name of a resource."""
     return Answer(400, {}, _json({"error": str(error)}))
 
 

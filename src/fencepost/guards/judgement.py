@@ -1,4 +1,4 @@
-"""A guard's decision about one access: the offer found, judged, told to the hooks, and turned into an answer."""
+"""A guard's decision about one access: find the offer, judge it, tell the hooks, and return or raise the answer."""
 
 import logging
 import threading
@@ -44,9 +44,9 @@ class Decision(NamedTuple):
 class Judgement:
     """One access on its way through a guard.
 
-    Made before the store is asked anything. Raises MissingToken, also if ``lease`` is None, or ForgedToken where
-    the policy refuses those; ConfigError for a name or a lease that cannot be one; LeaseLost for one that was granted
-    before this process was forked, which counts as none where nothing is refused.
+    Created before the first request to the store. Raises MissingToken, also if ``lease`` is None, or ForgedToken where
+    the policy refuses those; ConfigError for an invalid name or lease; LeaseLost for a lease that was granted before
+    this process was forked. Where nothing is refused, such a lease counts as none.
     """
 
     __slots__ = ("_hooks", "_offer", "_policy", "_resource", "_source", "_stance", "action", "judged")
@@ -76,30 +76,30 @@ class Judgement:
                 f"this access is to {lease.resource!r}, not to {resource!r}; take lease.access({resource!r})"
             )
         self.judged = self._stance.judges and self._believed()
-        """Whether the mark decides. If not, the access is made, and no mark is looked at or changed."""
+        """Whether the mark decides. If not, the access is made, and no mark is read or changed."""
         if self.judged and not self.leased:
-            self._stamp()  # says what cannot be one before anything is begun
+            self._stamp()  # raises for an invalid stamp before anything is sent
         if not self._stance.judges and self._stance.tells:
             self._tell(self._stamp(), None, None if self._offer else Verdict.MISSING, None)
 
     @property
     def leased(self) -> bool:
-        """Whether the offer is a lease, which has another stamp to give."""
+        """Whether the offer is a lease, which can give another stamp."""
         return isinstance(self._offer, BaseLease)
 
     def limits(self, offer: Stamp) -> tuple[int | None, int | None]:
-        """How far above the mark, and how high without one, the offered token may be; None: it is low enough anyway."""
+        """How far above the mark the token may be, and how high without a mark; None where it needs no limit."""
         return self._policy.limits(offer.token)
 
     @property
     def refuses(self) -> bool:
-        """Whether what the rule refuses is refused here and now."""
+        """Whether the policy refuses, for this access, what the rule refuses."""
         return self._stance.refuses
 
     def take(self, mark: Stamp | None = None) -> Stamp:
         """The stamp of this access; a lease gives a new one each time.
 
-        A lease that enters where ``mark`` is its newest stamp gives that one: there is nothing to raise.
+        If a lease enters and its newest stamp is the ``mark`` already, it gives that stamp: there is nothing to raise.
         """
         if mark is not None and self.action == "enter" and isinstance(self._offer, BaseLease):
             return self._offer._entering_stamp(mark)
@@ -108,18 +108,18 @@ class Judgement:
         return taken
 
     def turn(self, *, blocking: bool = True) -> AbstractContextManager[object]:
-        """Threads that share a lease take their stamps and are judged one after the other inside this."""
+        """A block in which threads that share a lease take their stamps and are judged one after the other."""
         if not (blocking and isinstance(self._offer, BaseLease)):
             return _NO_TURN
         with _gate:
             lock = _turns.get(self._offer)
             if lock is None:
-                # What changes one value may write another, under the same lease.
+                # Reentrant: the function that changes one value may write another under the same lease.
                 lock = _turns[self._offer] = threading.RLock()
         return lock
 
     def weigh(self, mark: Stamp | None, offer: Stamp) -> Verdict:
-        """What the rule, and the limit on leaps, say about ``offer``; nobody is told."""
+        """The verdict on ``offer`` by the rule and the limit on leaps; the hooks are not told."""
         verdict = judge(mark, offer)
         higher = mark is None or offer.token > mark.token
         if higher and self._policy.leaps(mark, offer.token):
@@ -129,17 +129,18 @@ class Judgement:
     def decide(self, mark: Stamp | None, offer: Stamp, *, same: Callable[[], bool] = lambda: False) -> Decision:
         """Judge ``offer`` against the mark. Raises the Refused of the verdict if it does not pass.
 
-        ``same`` is asked only when the offer repeats the mark: is its payload known to be that of the
-        write that set the mark?
+        ``same`` is called only if the offer repeats the mark. It says whether the payload is known to be that of the
+        write that set the mark.
         """
         verdict = self.weigh(mark, offer)
         fresh = self.conclude(mark, offer, verdict, done=verdict is Verdict.REPLAY and same())
         return Decision(fresh, raised(mark, offer) if verdict is Verdict.ADMIT else mark)
 
     def conclude(self, mark: Stamp | None, offer: Stamp | None, verdict: Verdict, *, done: bool = False) -> bool:
-        """Whether to make an access on which the verdict is known; ``done``: it was made before.
+        """Tell the hooks the verdict, and return whether to make the access; ``done`` if it was made before.
 
-        An enter may be repeated: it raises nothing, and what it reads then is still fenced.
+        Raises the Refused of the verdict where the policy refuses it. An enter may be repeated: it does not change the
+        mark, and what it reads then is still fenced.
         """
         refuses = self._stance.demands if verdict is Verdict.MISSING else self._stance.refuses
         passes = verdict is Verdict.ADMIT or (verdict is Verdict.REPLAY and self.action == "enter")
@@ -152,7 +153,7 @@ class Judgement:
         return not (done and refuses)
 
     def _believed(self) -> bool:
-        """Whether there is an offer, signed if it must be. If not, say so."""
+        """Whether there is an offer, with a valid signature if it needs one. If not, conclude with that verdict."""
         if self._offer is None:
             self.conclude(None, None, Verdict.MISSING)
             return False
@@ -164,7 +165,7 @@ class Judgement:
             if self._offer._sign is not None:
                 signature = self._offer._sign(self._resource, claim)
         elif isinstance(self._offer, Access):
-            claim, signature = self._offer.stamp, self._offer.signature  # its own seq, also if it enters
+            claim, signature = self._offer.stamp, self._offer.signature  # with its own seq, also if it enters
         if keys.verify(self._resource, claim, signature):
             return True
         self.conclude(None, claim, Verdict.FORGED)
@@ -194,7 +195,7 @@ class Judgement:
 
 
 def lowering(resource: str, to: int, seen: int) -> Stamp:
-    """The mark that ``lower_mark`` sets; ConfigError if it cannot be one."""
+    """The mark that ``lower_mark`` sets; ConfigError if that is invalid, or not lower."""
     check.name(resource, "resource")
     if check.token(to) >= check.token(seen):
         raise ConfigError(f"{to} does not lower a mark of {seen}; raise_mark raises one")
@@ -210,7 +211,7 @@ def moved(resource: str, seen: int, mark: Stamp | None) -> ConfigError:
 
 
 def _claim(offer: Fence) -> Stamp:
-    """Whom and what token an offer names, without taking a stamp of it."""
+    """The token and holder that an offer names, without taking a stamp from it."""
     if isinstance(offer, BaseLease):
         return Stamp(offer.token, 0, offer.holder)
     return entering_stamp(offer)

@@ -1,7 +1,8 @@
 """Marks without data, in an SQLite file: for services that keep nothing themselves.
 
-A mark beside the data is **best effort**: it refuses a holder that was replaced before its request came, but one that
-is let in here can still be overtaken before its effect takes place. Where the effect is a transaction, admit there.
+A mark apart from the data is **best effort**: it refuses a holder that was replaced before its request came, but a
+newer holder can still overtake an admitted request before that takes effect. If the effect is a transaction, call
+``admit`` in that transaction instead.
 """
 
 import os
@@ -31,7 +32,7 @@ _BUSY = 30.0
 class Marks:
     """The marks of one service; threads, and processes on one host, may share the file.
 
-    A forked child may go on with its parent's: it opens the file again.
+    A forked child may go on using its parent's object: it opens the file again.
 
         app = asgi.Fence(app, key=lambda scope: scope["path"], marks=Marks("marks.sqlite3"))
     """

@@ -19,8 +19,8 @@ V = TypeVar("V")
 class MemoryGuard(Generic[V]):
     """Values by resource, each behind its mark; any thread may call.
 
-    Every method raises the Refused of the verdict, and then nothing was changed; ConfigError for a
-    name or a lease that cannot be one. Inside ``with lock:`` the lease need not be passed.
+    Every method raises the Refused of the verdict, and then nothing was changed; ConfigError for an
+    invalid name or lease. Inside ``with lock:`` the lease need not be passed.
 
         guard = MemoryGuard[bytes]()
         before = guard.read("account/42", lease)
@@ -34,7 +34,7 @@ class MemoryGuard(Generic[V]):
         self._marks: dict[str, Stamp] = {}
         self._values: dict[str, V] = {}
         self._written: dict[str, Stamp] = {}
-        """The stamp of the write that set the value: its payload is known by it."""
+        """The stamp of the write that set the value: a replay is that write only if the mark is still this stamp."""
         in_child(self, MemoryGuard._forked)
 
     def write(self, resource: str, value: V, lease: FenceOrAmbient = AMBIENT) -> bool:
@@ -42,7 +42,7 @@ class MemoryGuard(Generic[V]):
         return self._write(resource, lambda _: value, lease)
 
     def update(self, resource: str, change: Callable[[V | None], V], lease: FenceOrAmbient = AMBIENT) -> bool:
-        """Read, change and write as one access: what ``change`` was given is what its answer replaces."""
+        """Read, change and write as one access: what ``change`` returns replaces the value that it was given."""
         return self._write(resource, change, lease)
 
     def read(self, resource: str, lease: FenceOrAmbient = AMBIENT) -> V | None:
@@ -82,7 +82,7 @@ class MemoryGuard(Generic[V]):
         mark = self._marks.get(resource)
         if not access.judged:
             return Decision(True, mark)
-        # The stamp is taken under the lock, so that threads that share a lease arrive in its order.
+        # Take the stamp under the lock, so that threads that share a lease are judged in the order of their stamps.
         same = lambda: self._written.get(resource) == mark and self._values.get(resource) == value  # noqa: E731
         decision = access.decide(mark, access.take(mark), same=same)
         if decision.mark is not None:

@@ -4,10 +4,10 @@ A rollout goes up these steps, one guard at a time, and each is safe to stay on:
 
     off          the guard does nothing at all
     passive      every access is told to the hooks, with its token; no store is asked, nothing is judged
-    shadow       judged and counted, never refused: what would have been, is told as ``enforced=False``
+    shadow       judged and counted, never refused: hooks get what it would have refused as ``enforced=False``
     canary:10%   refuses for a tenth of the resources, always the same ones; the others stay in shadow
     enforce      refuses what the rule refuses; an access without a token is counted and let through
-    strict       refuses an access without a token too; what a guard does unless told otherwise
+    strict       refuses an access without a token too; this is the default
 """
 
 import hashlib
@@ -58,7 +58,7 @@ _FIXED = {
 
 def fraction(mode: str) -> float:
     """The fraction of resources, 0 to 1, for which ``mode`` refuses; ConfigError if there is no such mode."""
-    # A flag that is not set says None, or anything else.
+    # A feature flag that is not set may return None, or anything else.
     known = isinstance(mode, str)
     if known and mode in _FIXED:
         return float(_FIXED[mode].refuses)
@@ -74,24 +74,24 @@ def position(resource: str) -> float:
 
 
 def has_ceiling(ceiling: Ceiling) -> bool:
-    """Whether there is a ceiling; ConfigError unless that is said as ``on`` or ``off``."""
+    """Whether the ceiling is on; ConfigError if it is neither ``on`` nor ``off``."""
     if ceiling not in ("on", "off"):
         raise ConfigError(f"a ceiling is 'on' or 'off', not {ceiling!r}")
     return ceiling == "on"
 
 
 class Policy:
-    """How far the guards that are given it go, which tokens they believe, and how far a token may leap.
+    """How far its guards go, which tokens they accept, and how far a token may leap.
 
-    ``mode`` may be set again at any time, and holds from the next access on. Given as a callable, it is
-    asked at each access, so that a feature flag can steer it; when it raises, or what it says is no mode, the
-    last one stays. With ``keys``, only signed tokens pass.
+    ``mode`` may be changed at any time, and applies from the next access on. If it is a callable, it is called at
+    each access, so that a feature flag can control it; if it raises, or returns no valid mode, the last mode stays.
+    With ``keys``, only signed tokens pass.
 
-    A token that no issuer can have come to is refused (TokenLeap), or one client that sends 2^63-1 would lock
-    everybody out: one that is more than a day of microseconds above both the mark and the present time.
-    ``ceiling="off"`` takes that away. ``max_jump`` is stricter for issuers that count: a token may be larger than the
-    mark's by so much, and a resource without a mark takes tokens up to ``max_first``, which is ``max_jump`` above the
-    present time in microseconds unless given.
+    A token that no issuer can have come to is refused (TokenLeap): one that is more than a day of microseconds above
+    both the mark and the present time. Otherwise one client that sends 2^63-1 would lock everybody out.
+    ``ceiling="off"`` removes this limit. ``max_jump`` is a stricter one for issuers that count: a token may exceed the
+    mark's by at most this much, and a resource without a mark accepts tokens up to ``max_first``; by default that is
+    ``max_jump`` above the present time in microseconds.
 
         policy = Policy("shadow")
         guard = MemoryGuard(policy=policy)
@@ -134,7 +134,7 @@ class Policy:
         self._mode = mode
 
     def limits(self, token: int) -> tuple[int | None, int | None]:
-        """How far above the mark, and how high without one, ``token`` may be; None where it is low enough anyway."""
+        """How far above the mark ``token`` may be, and how high without a mark; None where it needs no limit."""
         jump, first = self.max_jump, self._max_first
         if first is None and jump is not None:
             first = time.time_ns() // 1000 + jump
@@ -161,9 +161,9 @@ class Policy:
         return Stance(mode, refuses=position(resource) < self._fraction, demands=False)
 
     def override(self, why: str, *, seconds: float = 600.0, hooks: Iterable[Hook] = ()) -> None:
-        """Emergency: let everything pass, judged and counted as in shadow, for so many seconds at most.
+        """Emergency: let everything pass, judged and counted as in shadow, for at most ``seconds``.
 
-        It is logged, told to the hooks, and so is every access that it lets pass.
+        The override is logged and told to these hooks. Every access that it lets pass is told to the guard's hooks.
         """
         if not why.strip():
             raise ConfigError("an override needs a reason, for the readers of the log")
@@ -186,7 +186,7 @@ _default: Policy | None = None
 
 
 class _Restore:
-    """Has set the default policy; ``with`` sets back the one before at its end."""
+    """Restores the previous default policy at the end of a ``with`` block."""
 
     def __init__(self, before: Policy | None) -> None:
         self._before = before
@@ -200,11 +200,11 @@ class _Restore:
 
 
 def default_policy(policy: Policy | str | Callable[[], str]) -> AbstractContextManager[Policy]:
-    """Set the policy that every guard of this process follows which was given none; also those made before.
+    """Set the policy for every guard of this process that has none of its own, including those made before.
 
-    It holds at once, in all threads and tasks, and until it is set again: call it when the program starts. In a test,
-    ``with default_policy("off"):`` sets back the one before at its end. A guard's own ``policy=`` goes first; without
-    a call, $FENCEPOST_POLICY has the mode, such as ``shadow``, and else it is strict. Anything below strict is logged.
+    It applies at once, in all threads and tasks, until it is set again: call it when the program starts. In a test,
+    ``with default_policy("off"):`` restores the previous policy at its end. A guard's own ``policy=`` takes precedence.
+    Without a call, $FENCEPOST_POLICY names the mode, such as ``shadow``; the default is strict. A lower mode is logged.
 
         guards.default_policy("shadow")
     """
@@ -216,7 +216,7 @@ def default_policy(policy: Policy | str | Callable[[], str]) -> AbstractContextM
 
 
 def current_policy() -> Policy:
-    """The policy that a guard follows which was given none; ConfigError if $FENCEPOST_POLICY names no mode.
+    """The policy of guards that have none of their own; ConfigError if $FENCEPOST_POLICY names no mode.
 
     For example::
 

@@ -6,8 +6,8 @@
 
 ``conn`` is a connection of psycopg or Django, or a Connection or Session of SQLAlchemy; `fencepost.guards.aio.postgres`
 is for asyncio ones, which are refused here. The database is prepared once, by ``fencepost guard install`` or
-``install``: no statement here creates anything inside the caller's transaction. Errors of the driver come through as
-they are, for the transaction, and the decision to run it again, are the caller's.
+``install``: no statement here creates anything inside the caller's transaction. Errors of the driver are raised
+unchanged: the caller owns the transaction, and decides whether to run it again.
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -32,11 +32,11 @@ __all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "install", "locked", 
 C = TypeVar("C", bound=BlockingConnection)
 T = TypeVar("T")
 Job: TypeAlias = Callable[[Any], Coroutine[Any, Any, T]]
-"""What is done with a connection, once it is known whether that blocks."""
+"""A job for a connection, blocking or asyncio."""
 
 _THERE = "guards.aio.postgres"
 
-# A write that raises a mark which is there takes this one statement; whatever it does not find, the function judges.
+# The fast path: a write that raises an existing mark takes this one statement. If it changes no row, _JUDGE decides.
 _RAISE = """UPDATE fencepost_mark
     SET before = token, token = %s, seq = %s, holder = %s, digest = %s, writer = pg_current_xact_id()
     WHERE resource = %s AND (token < %s OR (token = %s AND holder = %s AND seq < %s)) RETURNING before"""
@@ -66,12 +66,12 @@ def admit(
     """Return once the write that follows in this transaction may be made; the mark commits with it.
 
     One round trip, two on first use and on refusal; it locks the mark's row until the transaction ends.
-    Without a lease, the lease of the ``with lock:`` around here is taken. Without a payload every repeated
+    Without a lease, the lease of the enclosing ``with lock:`` is used. Without a payload every repeated
     stamp is refused, so code that gets past this line may write. With the write's payload, a retry of the same
     write is recognised: True means write, False means that it is in the database already, and must not be
     made again.
 
-    Raises the Refused of the verdict, and then nothing was changed and the transaction goes on; ConfigError
+    Raises the Refused of the verdict: then nothing was changed, and the transaction can go on; ConfigError
     outside a transaction, in a database that was not prepared, or for an asyncio connection.
     """
     require_blocking(conn, _THERE)
@@ -85,7 +85,7 @@ def admit_all(
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
 ) -> None:
-    """Admit one write to each of several resources, always in the same order, so that nobody deadlocks.
+    """Admit one write to each of several resources, always in the same order, so that callers do not deadlock.
 
     Raises as ``admit`` does: then roll back.
 
@@ -119,8 +119,7 @@ def fenced(
 ) -> Fenced[C]:
     """A whole transaction for reading, changing and writing: admitted before it can read, committed at the end.
 
-    with postgres.fenced(conn, "account/42", lease):
-        ...
+    For example::
 
         with postgres.fenced(conn, "account/42", lease):
             conn.execute("UPDATE account SET balance = balance - 10 WHERE id = 42")
@@ -130,15 +129,15 @@ def fenced(
 
 
 def locked(conn: BlockingConnection, name: str, *, timeout: float | timedelta | None = None) -> None:
-    """Return once this transaction alone holds the lock called ``name``; it does until it ends, however it ends.
+    """Return once this transaction alone holds the lock called ``name``; the lock is free when the transaction ends.
 
-    For data in this same database: lock and data then live and die in one transaction, so that there is no lease
-    to lose, no token to check, and nothing to clean up after a crash. It excludes other transactions that ask here,
-    not leases of a backend, and lasts no longer than a transaction should.
+    Use it for data in this same database: lock and data are then in one transaction, so there is no lease to lose, no
+    token to check, and nothing to clean up after a crash. It excludes other transactions that call ``locked``, not
+    leases of a backend. It is for work that is short enough for one transaction.
 
-    Raises NotAcquired after ``timeout`` seconds: with 0 the transaction goes on, else it must be rolled back.
-    ConfigError outside a transaction, and in one of REPEATABLE READ or SERIALIZABLE: that sees the database as it was
-    before the wait, without what the holder before it wrote.
+    Raises NotAcquired after ``timeout`` seconds: with 0 the transaction can go on, else it must be rolled back.
+    ConfigError outside a transaction, and in a REPEATABLE READ or SERIALIZABLE one: it would see the database as it was
+    before the wait, without what the previous holder wrote.
 
         with conn.transaction():
             postgres.locked(conn, "account/42", timeout=5)
@@ -161,7 +160,7 @@ def mark(conn: BlockingConnection, resource: str) -> Stamp | None:
 
 
 def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Iterable[Hook] = ()) -> Stamp:
-    """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays.
+    """Refuse every token up to ``to`` from the commit on, and return the mark. A higher mark stays.
 
     For example::
 
@@ -172,10 +171,10 @@ def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Itera
 
 
 def lower_mark(conn: BlockingConnection, resource: str, *, to: int, seen: int, hooks: Iterable[Hook] = ()) -> Stamp:
-    """Make ``to`` the mark if its token is still ``seen``; the mark now. ConfigError if it is another one by now.
+    """Lower the mark to ``to`` if its token is still ``seen``, and return it. ConfigError if the mark has changed.
 
-    For a mark that a token which no issuer gave out has raised. Every token above ``to`` may write again from the
-    commit on: make sure that no older holder is left.
+    Use it when a token that no issuer gave out has raised the mark. Every token above ``to`` may write again from the
+    commit on: make sure that no replaced holder is still running.
 
         postgres.lower_mark(conn, "account/42", to=4711, seen=9223372036854775807)
     """
@@ -210,10 +209,10 @@ def ddl(
     A trigger on ``table`` refuses updates that are not fenced, from any client, psql included: with
     ``resource``, such as "account/{id}", every UPDATE and DELETE of a row whose resource was not admitted in the
     same transaction; with ``column``, every UPDATE that does not raise that column, the row's epoch, or raises it to
-    what no issuer can have come to, and every DELETE of a row that has one. Either way the table is not truncated.
+    what no issuer can have come to, and every DELETE of a row that has one. Either way the trigger refuses TRUNCATE.
 
-    ``ceiling="off"`` has the trigger of a column take epochs as high as they come, as it does in a `Policy`; the
-    last statements that were run decide.
+    ``ceiling="off"`` lets the trigger of a column accept any epoch, however high, as in a `Policy`; the statements
+    that ran last decide.
 
         for statement in postgres.ddl("account", resource="account/{id}"):
             conn.execute(statement)
@@ -238,7 +237,7 @@ def ddl(
     ]
 
 
-# What the blocking functions above and those of `guards.aio.postgres` have in common: jobs for a connection.
+# Jobs for a connection, which the blocking functions above and those of `guards.aio.postgres` share.
 
 
 def admitting(
@@ -374,7 +373,7 @@ async def _pass(conn: Any, resource: str, access: Judgement, digest: bytes | Non
         row = await ask(conn, _JUDGE, (resource, token, seq, holder, digest, max_jump, max_first, enters))
         verdict, done, *mark = cast(tuple[Any, ...], row)
         if verdict == Verdict.LATE and retry:
-            # Threads that share a lease overtook each other on the way. Now the row is ours: the next stamp is newer.
+            # Another thread that shares the lease overtook this one. The row is locked now, so the next stamp is newer.
             retry = False
             continue
         before = None if mark[0] is None else Stamp(*mark)

@@ -5,8 +5,8 @@
     guard.read("HGETALL", "account:42", lease=lease)
 
 The client is redis-py's, of one server or of a Cluster; `fencepost.guards.aio.RedisGuard` is for its asyncio clients.
-The mark is a hash beside the data, in the same slot. It must not be evicted: a maxmemory-policy of allkeys-* forgets
-who was here, and so does a failover that loses the last writes.
+The mark is a hash in the same slot as the data. Redis must not lose it: a maxmemory-policy of allkeys-* may evict the
+mark, and a failover may lose the last writes. After that the guard admits replaced holders again.
 """
 
 import hashlib
@@ -28,24 +28,24 @@ __all__ = ["BlockingRedis", "Done", "RedisGuard"]
 
 
 class Done(NamedTuple):
-    """A command that was carried out: its reply, or that this very command had been before."""
+    """A command that was carried out: its reply; ``replayed`` if the same command had been carried out before."""
 
     reply: Any
     replayed: bool = False
 
 
 class BlockingRedis(Protocol):
-    """redis-py's blocking clients, told by their shape."""
+    """The methods that a blocking client of redis-py has."""
 
     def close(self) -> None:
         """Close the client's connections."""
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Send one command; the server's answer."""
+        """Send one command, and return the server's answer."""
 
 
 class BaseRedisGuard:
-    """What the guards for blocking and for asyncio clients share: everything but their faces."""
+    """What the guards for blocking and for asyncio clients share: everything but the public methods."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class BaseRedisGuard:
         if "{" in prefix:
             raise ConfigError("the prefix of marks cannot contain '{': the slot comes from the resource")
         self.link = Link(client)
-        """The client, as everything that runs commands of its user's inside a script needs it."""
+        """The client, wrapped to run the user's commands inside scripts."""
         self._prefix = prefix
         self._encoded_prefix = prefix.encode()
         self._hooks = tuple(hooks)
@@ -78,7 +78,7 @@ class BaseRedisGuard:
     async def _read(self, command: Sequence[Part], lease: FenceOrAmbient, resource: str | None) -> Any:
         keys, reads = await self.link.keys(command)
         if not reads:
-            raise ConfigError(f"{text(command[0])} writes, and entering is no leave to write; use execute()")
+            raise ConfigError(f"{text(command[0])} writes, and read() may not write; use execute()")
         name = text(keys[0]) if resource is None else resource
         access = Judgement("redis", name, lease, "enter", self._hooks, self._policy)
         if not access.judged:
@@ -97,7 +97,7 @@ class BaseRedisGuard:
         return done
 
     async def _update(self, key: str, change: Callable[[Any], Part], lease: FenceOrAmbient) -> Done:
-        # The mark remembers this very call: a client that sends it twice, for the first answer was lost, made it once.
+        # A digest for this call alone: if the client resends it after a lost answer, the mark shows that it was made.
         digest = f"update {secrets.token_hex(8)}"
         access = Judgement("redis", key, lease, "write", self._hooks, self._policy)
         while True:
@@ -192,12 +192,14 @@ class RedisGuard(BaseRedisGuard):
 
     A command has at least one key, and all its keys share the resource's slot on a Cluster; ConfigError otherwise.
     Its reply is what Redis gives a script, the same in every mode of the policy: HGETALL is a flat list, not a dict,
-    SET is b"OK", EXPIRE is 1. Its own errors come through as redis-py raises them, and then the mark is as it was.
+    SET is b"OK", EXPIRE is 1. If the command itself fails, redis-py's error is raised, and the mark is unchanged.
     Raises the Refused of the verdict, and then nothing was changed; BackendError, ambiguous, if the server did not
-    answer: retry with the same access. A client that itself sends again what got no answer, as redis-py does by
-    default, can meet a newer holder the second time: then it is refused although the first one was made. An update
-    that is not judged has no mark to be known by, and can be made twice so. Give the client
-    ``retry=Retry(NoBackoff(), 0)`` where that matters.
+    answer: retry with the same access.
+
+    A client that retries by itself after a lost answer, as redis-py does by default, may come after a newer holder the
+    second time: then the command is refused although the first attempt was carried out. An update that is not judged
+    leaves no mark that shows it, so such a retry may make it twice. Give the client ``retry=Retry(NoBackoff(), 0)``
+    where that matters.
 
         guard = RedisGuard(redis.Redis())
         guard.execute("SET", "account:42", "90", lease=lease)
@@ -228,7 +230,7 @@ class RedisGuard(BaseRedisGuard):
         run(self._enter(resource, lease))
 
     def update(self, key: str, change: Callable[[Any], Part], lease: FenceOrAmbient = AMBIENT) -> Done:
-        """Read a string, change it and write it as one access: what ``change`` was given is what is replaced.
+        """Read a string, change it and write it as one access: what ``change`` returns replaces what it was given.
 
         A key that expires keeps its expiry.
         """
@@ -239,14 +241,14 @@ class RedisGuard(BaseRedisGuard):
         return run(self._mark(resource))
 
     def raise_mark(self, resource: str, *, to: int) -> Stamp:
-        """Refuse every token up to ``to``; the mark now. A mark that is higher stays."""
+        """Refuse every token up to ``to``, and return the mark. A higher mark stays."""
         return run(self._raise_mark(resource, to))
 
     def lower_mark(self, resource: str, *, to: int, seen: int) -> Stamp:
-        """Make ``to`` the mark if its token is still ``seen``; the mark now. ConfigError if it is another one by now.
+        """Lower the mark to ``to`` if its token is still ``seen``, and return it. ConfigError if the mark has changed.
 
-        For a mark that a token which no issuer gave out has raised. Every token above ``to`` may write again: make
-        sure that no older holder is left.
+        Use it when a token that no issuer gave out has raised the mark. Every token above ``to`` may write again: make
+        sure that no replaced holder is still running.
         """
         return run(self._lower_mark(resource, to, seen))
 

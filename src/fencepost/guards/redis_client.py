@@ -15,17 +15,17 @@ Part: TypeAlias = str | bytes | int | float
 class Script:
     """A script of ours: a file in the folder ``lua`` of a package.
 
-    Made while its module is imported, as that reads files anyway: a request may come when no more can be opened.
+    It is read when its module is imported: at the time of a request, the process may be out of file descriptors.
     """
 
     def __init__(self, package: str, file: str) -> None:
         self.source = resources.files(package).joinpath("lua", file).read_text("utf-8")
         self.digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
-        """By which Redis knows it."""
+        """The name under which Redis caches it."""
 
 
 class Link:
-    """What it takes to run a command of the user's inside a script."""
+    """A client of redis-py, wrapped to run the user's commands inside scripts."""
 
     def __init__(self, client: Any) -> None:
         from redis.exceptions import ConnectionError, NoScriptError, TimeoutError
@@ -40,14 +40,14 @@ class Link:
         self._known: dict[str, tuple[int, int, int, bool]] = {}
 
     async def script(self, script: Script, keys: Sequence[Part], args: Sequence[Part]) -> Any:
-        """The answer of a script, which is sent in full only where it is not known yet."""
+        """Run a script and return its answer; its source is sent only to a server that does not have it yet."""
         try:
             return await self.ask("EVALSHA", script.digest, len(keys), *keys, *args)
         except self._no_script:
             return await self.ask("EVAL", script.source, len(keys), *keys, *args)
 
     async def ask(self, *command: Part, anywhere: bool = False, **options: Any) -> Any:
-        """The reply to a command; ``anywhere`` asks any node of a Cluster. BackendError if there was none."""
+        """The reply to a command; ``anywhere`` asks any node of a Cluster. BackendError if there was no reply."""
         try:
             if not (anywhere and self._cluster):
                 reply = self._client.execute_command(*command, **options)
@@ -65,12 +65,12 @@ class Link:
             ) from error
 
     async def value(self, key: str) -> tuple[Any, bytes | None]:
-        """A string as the client gives it to its user, and as the server holds it; None if there is none."""
+        """A string as the client decodes it, and the bytes that the server holds; None if there is none."""
         held: bytes | None = await self.ask("GET", key, NEVER_DECODE=True)
         return (None if held is None else self._client.get_encoder().decode(held)), held
 
     def key(self, prefix: str, resource: str) -> str:
-        """A key of ours that belongs to a resource: in the slot of the key that is called like the resource."""
+        """The key under which we keep data about a resource; it is in the same slot as the key named ``resource``."""
         start = resource.find("{")
         end = resource.find("}", start + 1) if start >= 0 else -1
         tag = resource[start + 1 : end] if end > start + 1 else resource
@@ -81,7 +81,7 @@ class Link:
         return f"{prefix}{{{tag}}}:{resource}"
 
     def same_slot(self, own: str, keys: Sequence[Part]) -> None:
-        """ConfigError if a key cannot be touched in one script with our own."""
+        """ConfigError if one script cannot use a key together with our own, because it is in another slot."""
         if not self._cluster:
             return
         from redis.crc import key_slot
@@ -95,7 +95,7 @@ class Link:
                 )
 
     async def keys(self, command: Sequence[Part]) -> tuple[Sequence[Part], bool]:
-        """The keys of a command, and whether it only reads, as the server itself knows."""
+        """The keys of a command, and whether it only reads, according to the server."""
         name = text(command[0]).lower() if command else ""
         if name not in self._known:
             self._known[name] = await self._look_up(name)
@@ -125,7 +125,7 @@ class Link:
 
 
 def text(value: Part) -> str:
-    """A part of a command as text; ConfigError if it is none."""
+    """A part of a command as text; ConfigError if it is not UTF-8."""
     try:
         return value.decode() if isinstance(value, bytes) else str(value)
     except UnicodeDecodeError:

@@ -23,7 +23,7 @@ OTHERS = "others"
 
 @dataclass
 class Fared:
-    """One guard, since it came into its mode."""
+    """How one guard fared since it entered its current mode."""
 
     guard: str
     mode: str
@@ -33,7 +33,7 @@ class Fared:
     refused: Counter[str] = field(default_factory=Counter)
     would: Counter[str] = field(default_factory=Counter)
     without: Counter[str] = field(default_factory=Counter)
-    """Writes without a token, by resource; of many resources only the first are told apart."""
+    """Writes without a token, by resource; beyond the first thousand resources, all count as "others"."""
     overrides: int = 0
 
     @property
@@ -82,7 +82,7 @@ class Fared:
 
 
 def _is_ours(fact: Mapping[str, Any]) -> bool:
-    """Whether a line tells of a guard: others may write theirs to the same file."""
+    """Whether a line is a guard's decision or an override: locks and other programs may write to the same file."""
     kind, at = fact.get("kind"), fact.get("at")
     timed = isinstance(at, int | float) and isfinite(at)
     mode = fact.get("detail", "strict")

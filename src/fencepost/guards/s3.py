@@ -1,13 +1,13 @@
-"""A guard for S3 and what speaks its protocol: the mark is inside the object, and a write is conditional.
+"""A guard for S3 and stores that speak its protocol: the mark is inside the object, and each write is conditional.
 
     guard = S3Guard(boto3.client("s3"), "bucket")
     guard.write("reports/2026.csv", data, lease)
 
 An object holds a line with the mark, then the value (``envelope``). The mark must not be metadata: the ETag covers
-the bytes only, so equal bytes rewritten by a newer holder would keep it, and a zombie's If-Match would pass. The store
-must honour If-Match and If-None-Match on PUT, as S3 does since 2024: the guard finds out before its first change, with
-an object of its own called ``.fencepost-probe``, and refuses to guard a store that ignores them. Entering rewrites the
-object, once for each lease.
+only the bytes, so a newer holder that writes equal bytes would not change it, and a zombie's If-Match would pass. The
+store must honour If-Match and If-None-Match on PUT, as S3 does since 2024. The guard tests this before its first
+change, by writing an object called ``.fencepost-probe``. If the store ignores the conditions, it raises ConfigError, or
+only logs it where the policy refuses nothing. Entering rewrites the object, once for each lease.
 """
 
 import logging
@@ -33,7 +33,7 @@ _TAGGED = (
     "; the object has tags, and to keep them takes s3:GetObjectTagging and s3:PutObjectTagging: allow both, or take "
     "the tags away"
 )
-# What a PUT would drop of the object that it replaces.
+# The properties of the old object that a PUT would drop unless it repeats them.
 _KEPT = (
     "ContentType",
     "CacheControl",
@@ -48,14 +48,14 @@ _KEPT = (
     "SSEKMSKeyId",
     "BucketKeyEnabled",
 )
-# What is restored from these can be read; what is put into them cannot.
+# An object that was restored from these classes can be read; one that is written into them cannot.
 _ARCHIVES = {"GLACIER", "DEEP_ARCHIVE"}
-# Somebody was faster: 412, or 409 while both were under way, or 404 when the object to match is gone.
+# Another client was faster: 412, or 409 while both requests were in flight, or 404 if the object to match is gone.
 _OVERTAKEN = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409", *_ABSENT}
 
 
 class _Version(NamedTuple):
-    """An object that was read: what tells whether it is still the same, and what its replacement has to keep."""
+    """An object that was read: the ETag that shows whether it has changed, and what its replacement must keep."""
 
     etag: str
     kept: dict[str, Any]
@@ -65,11 +65,12 @@ class _Version(NamedTuple):
 class S3Guard(cas.Guard):
     """The guarded objects of a bucket, under ``prefix`` if one is given. ``client`` is boto3's.
 
-    Raises ConfigError on first use if the store ignores conditions; ``probe=False`` takes your word that it does not.
+    Raises ConfigError on first use if the store ignores conditions, or only logs it where the policy refuses nothing;
+    ``probe=False`` skips this test.
 
     ``delete`` leaves an object with nothing but the mark. An object without a mark, from before the guard, is
-    read as it is, and gets its mark with the first access. Its content type, metadata, tags, storage class and key of
-    KMS stay as they are; its ACL does not, for a PUT sets a new one.
+    read as it is, and gets its mark with the first access. An object keeps its content type, metadata, tags, storage
+    class (unless that is an archive) and KMS key. It does not keep its ACL: a PUT sets a new one.
 
         guard = S3Guard(boto3.client("s3"), "reports")
         guard.write("2026/11.csv", body, lease)
@@ -129,7 +130,7 @@ class S3Guard(cas.Guard):
                     ambiguous=False,
                 ) from error
             refused.append(bool(answers))
-        # The first may make the object; the second must find it.
+        # The first PUT may create the object; the store must refuse the second, because the object exists then.
         return "" if refused[1] and refused[2] else "If-Match" if refused[1] else "If-None-Match"
 
     def _key(self, resource: str) -> str:
@@ -158,14 +159,14 @@ class S3Guard(cas.Guard):
             self._client.put_object(Bucket=self._bucket, Key=key, Body=pack(content), **put)
         if not answers:
             return True
-        # What it met may be its own first attempt, whose answer was lost.
+        # The conflicting object may come from this request's own first attempt, whose answer was lost.
         return False if answers[0].get("RetryAttempts") == 0 else None
 
     @contextmanager
     def _failures(self, *, ambiguous: bool, passing: set[str], denied: str = "") -> Iterator[list[Mapping[str, Any]]]:
-        """Gives what is known about an error that is an answer; raises BackendError for any other.
+        """Collect the metadata of an error whose code is in ``passing``; raise BackendError for any other.
 
-        ``denied`` is what to do about a request that is not allowed.
+        ``denied`` is the hint to add if the store denied access.
         """
         from botocore.exceptions import BotoCoreError, ClientError
 
@@ -191,6 +192,6 @@ def _kept(answer: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: answer[name] for name in _KEPT if answer.get(name)}
     if kept.get("StorageClass") in _ARCHIVES:
         del kept["StorageClass"]
-    if kept.get("ServerSideEncryption") == "AES256":  # what S3 does by itself; the bucket may ask for more by now
+    if kept.get("ServerSideEncryption") == "AES256":  # S3's default; the bucket may ask for more by now
         del kept["ServerSideEncryption"]
     return kept

@@ -30,7 +30,7 @@ __all__ = ["admit", "admit_all", "ddl", "enter", "fenced", "lower_mark", "mark",
 C = TypeVar("C", bound=BlockingConnection)
 T = TypeVar("T")
 Job: TypeAlias = Callable[[Any], T]
-"""What is done with a connection that blocks."""
+"""A job for a blocking connection."""
 
 _THERE = "guards.aio.sqlite"
 
@@ -44,8 +44,8 @@ CREATE TABLE IF NOT EXISTS fencepost_mark (
 ) STRICT, WITHOUT ROWID
 """
 _MARKS = Table("fencepost_mark", _TABLE)
-# The cast keeps the holder readable whatever text_factory the caller's connection has. It gives bytes in the database's
-# encoding, which the cast of a letter tells.
+# The cast to bytes makes the holder independent of the text_factory of the caller's connection. The bytes are in the
+# database's encoding, which the cast of the letter shows.
 _LOOK = "SELECT token, seq, CAST(holder AS BLOB), digest, CAST('a' AS BLOB) FROM fencepost_mark WHERE resource = ?"
 _ENCODINGS = {"a".encode(name): name for name in ("utf-8", "utf-16-le", "utf-16-be")}
 _KEEP = "INSERT OR REPLACE INTO fencepost_mark (resource, token, seq, holder, digest) VALUES (?, ?, ?, ?, ?)"
@@ -62,7 +62,7 @@ def admit(
 ) -> bool:
     """Return once the write that follows in this transaction may be made; the mark commits with it.
 
-    Without a lease, the lease of the ``with lock:`` around here is taken. Without a payload every
+    Without a lease, the lease of the enclosing ``with lock:`` is used. Without a payload every
     repeated stamp is refused, so code that gets past this line may write. With the write's payload, a
     retry of the same write is recognised: True means write, False means that it is in the database
     already, and must not be made again.
@@ -115,8 +115,7 @@ def fenced(
 ) -> Fenced[C]:
     """A whole transaction for reading, changing and writing: admitted before it can read, committed at the end.
 
-    with sqlite.fenced(conn, "account/42", lease):
-        ...
+    For example::
 
         with sqlite.fenced(conn, "account/42", lease):
             conn.execute("UPDATE account SET balance = balance - 10 WHERE id = 42")
@@ -138,7 +137,7 @@ def mark(conn: BlockingConnection, resource: str) -> Stamp | None:
 
 
 def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Iterable[Hook] = ()) -> Stamp:
-    """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays.
+    """Refuse every token up to ``to`` from the commit on, and return the mark. A higher mark stays.
 
     For example::
 
@@ -149,10 +148,10 @@ def raise_mark(conn: BlockingConnection, resource: str, *, to: int, hooks: Itera
 
 
 def lower_mark(conn: BlockingConnection, resource: str, *, to: int, seen: int, hooks: Iterable[Hook] = ()) -> Stamp:
-    """Make ``to`` the mark if its token is still ``seen``; the mark now. ConfigError if it is another one by now.
+    """Lower the mark to ``to`` if its token is still ``seen``, and return it. ConfigError if the mark has changed.
 
-    For a mark that a token which no issuer gave out has raised. Every token above ``to`` may write again from the
-    commit on: make sure that no older holder is left.
+    Use it when a token that no issuer gave out has raised the mark. Every token above ``to`` may write again from the
+    commit on: make sure that no replaced holder is still running.
 
         sqlite.lower_mark(conn, "account/42", to=4711, seen=9223372036854775807)
     """
@@ -169,8 +168,8 @@ def ddl(
     raises it to what no issuer can have come to, and every DELETE of a row that has one. Given ``key``, the columns of
     its primary key, they also refuse to replace a row (INSERT OR REPLACE) under an epoch that is not newer.
 
-    ``ceiling="off"`` has them take every epoch that a token can have, as it does in a `Policy`; the last statements
-    that were run decide.
+    ``ceiling="off"`` lets them accept every epoch that is a valid token, as in a `Policy`; the statements that ran last
+    decide.
 
         for statement in sqlite.ddl("account", column="lock_epoch", key=["id"]):
             conn.execute(statement)
@@ -188,7 +187,7 @@ def ddl(
         _trigger(
             "epoch", table, f"BEFORE UPDATE ON {name} WHEN coalesce(NEW.{epoch}, 0) <= coalesce(OLD.{epoch}, 0)", _STALE
         ),
-        # Dropped first, for one that is there may have another ceiling.
+        # Drop it first: an existing trigger may have another ceiling.
         f"DROP TRIGGER IF EXISTS {_named('leap', table)}",
         _trigger("leap", table, f"BEFORE UPDATE ON {name} WHEN {_leaps(epoch, f'OLD.{epoch}', capped)}", _LEAPS),
         _trigger("delete", table, f"BEFORE DELETE ON {name} WHEN OLD.{epoch} > 0", _FORGETS),
@@ -200,7 +199,8 @@ def ddl(
     there = f"EXISTS (SELECT 1 FROM {name} WHERE {same} AND {epoch} > 0)"
     literal = "'" + table.replace("'", "''") + "'"
     noted = f"FROM fencepost_replaced WHERE name = {literal}"
-    # Only after an INSERT is it known that it was made, and only before it which row it replaced.
+    # Only an AFTER trigger knows that the INSERT was made, and only a BEFORE trigger sees the row that it replaces. So
+    # the BEFORE trigger leaves a note in fencepost_replaced for the AFTER triggers.
     return [
         *statements,
         _REPLACED,
@@ -241,10 +241,10 @@ _FORGETS = "SELECT RAISE(ABORT, 'fencepost: without this row, its fencing token 
 
 
 def _leaps(epoch: str, before: str, capped: bool) -> str:
-    """Whether no issuer can have come to a new epoch (see `Policy`), or text, which is above any number."""
+    """SQL: no issuer can have come to the new epoch (see `Policy`), or it is text, which SQLite ranks above numbers."""
     if not capped:
         return f"NEW.{epoch} > {MAX_TOKEN}"
-    # Days since 1970, in microseconds. Not strftime: drivers would take its percent sign for a parameter.
+    # The time since 1970 in microseconds. Not strftime: drivers would take its percent sign for a parameter.
     highest = f"(julianday('now') - 2440587.5) * 86400000000 + {check.AHEAD}"
     number = f"typeof(NEW.{epoch}) IN ('integer', 'real')"
     return f"NEW.{epoch} > {highest} AND NOT ({number} AND NEW.{epoch} - coalesce({before}, 0) <= {check.AHEAD})"
@@ -262,7 +262,7 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-# What the blocking functions above and those of `guards.aio.sqlite` have in common: jobs for a connection that blocks.
+# Jobs for a blocking connection, which the functions above and those of `guards.aio.sqlite` share.
 
 
 def admitting(

@@ -3,7 +3,7 @@
     app.wsgi_app = wsgi.Fence(app.wsgi_app, key=lambda environ: environ["PATH_INFO"])
 
 The stamp is handed to the service as ``environ["fencepost"]``. A framework that turns every error of a view into an
-answer of its own, as Flask does, takes ``http.refusal`` as its handler of Refused.
+answer of its own, as Flask does, needs a handler for Refused that uses ``fencepost.guards.headers.refusal``.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -63,7 +63,7 @@ class Fence:
         try:
             body = self._app(environ, watched)
             parts = iter(body)
-            # A service that is a generator runs only now.
+            # A service that is a generator function runs only now, and may raise Refused.
             first = [part for _, part in zip(range(1), parts, strict=False)]
         except BaseException as error:
             _close(body)
@@ -84,7 +84,7 @@ class Fence:
 
 
 class _Body:
-    """A service's answer, with what was read of it already."""
+    """A service's answer, including the part that was already read."""
 
     def __init__(self, parts: Iterator[bytes], body: Any) -> None:
         self._parts = parts

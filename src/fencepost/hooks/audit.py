@@ -26,10 +26,10 @@ _KINDS: tuple[Kind, ...] = ("acquired", "released", "at_risk", "recovered", "los
 class Audit:
     """Appends events to a file, which many threads and processes may share, and which may be rotated at any time.
 
-    ``sync`` says which lines are on disk, safe from a power loss, before the hook returns: those of accesses
-    that were refused, or passed against the rule, and of overrides and resets; all of them; or none. A
-    kill of the process loses none of them. ``kinds`` chooses what is written. Raises ConfigError if the
-    file cannot be written; later a line that could not be written is logged, as of any hook that fails.
+    ``sync`` says which lines are on disk, safe from a power loss, before the hook returns: "refusals" are accesses that
+    were refused or passed against the rule, overrides, and marks changed by hand; "always" is all of them; "never" is
+    none. Killing the process loses no line. ``kinds`` chooses what is written. Raises ConfigError if the file cannot be
+    written. If a line cannot be written later, that is logged, like every failure of a hook.
 
         locks = fencepost.connect("redis://localhost", hooks=[Audit("audit.jsonl")])
     """
@@ -60,7 +60,7 @@ class Audit:
         with self._gate:
             if not self._is_current():
                 self._open()
-            # A torn line, of a full disk or a lost power, stays alone: the next one starts on a line of its own.
+            # After a torn line, which a full disk or a power loss leaves, begin a new line for the next event.
             text = b"\n" + line if self._torn else line
             self._torn = True
             # One write to a file opened for appending: lines of several processes never mix.
@@ -91,7 +91,7 @@ class Audit:
             return False
 
     def _open(self) -> None:
-        # O_BINARY is needed, and there, on Windows only. Python closes the file on exec, where that is a thing.
+        # O_BINARY exists, and is needed, only on Windows. Python has the file closed on exec, where there is exec.
         file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o640)
         if self._file >= 0:
             os.close(self._file)

@@ -20,7 +20,7 @@ _REFUSALS = tuple(verdict.value for verdict in Verdict if verdict is not Verdict
 
 
 class Instrument(NamedTuple):
-    """A counter, or a histogram if it has buckets. ``values`` are all that its one label can say."""
+    """A counter, or a histogram if it has buckets. ``values`` are all values of its one label."""
 
     text: str
     buckets: tuple[float, ...] = ()
@@ -66,7 +66,7 @@ _log = logging.getLogger("fencepost")
 
 
 def named(prefix: str) -> dict[str, str]:
-    """The whole name of each instrument; ConfigError if no name can begin like that."""
+    """The whole name of each instrument; ConfigError if the prefix is invalid."""
     if not isinstance(prefix, str) or not _PREFIX.fullmatch(prefix):
         raise ConfigError(f"the prefix of metrics is of letters, digits and _, such as {PREFIX!r}, not {prefix!r}")
     return {name: prefix + name for name in INSTRUMENTS}
@@ -75,7 +75,7 @@ def named(prefix: str) -> dict[str, str]:
 class Classes:
     """The class of a lock or a resource, by its name: at most 20 of them, then "other".
 
-    So that the number of series stays small, whatever ``of`` returns. When it raises, the class is "other" too.
+    This keeps the number of series small, whatever ``of`` returns. If ``of`` raises, the class is "other" too.
     """
 
     def __init__(self, of: Callable[[str], str]) -> None:

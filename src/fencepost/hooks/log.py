@@ -26,8 +26,9 @@ _LEVELS = {
 class Log:
     """Writes each event to a logger: a sentence to read, and its facts as the record's ``fencepost`` to parse.
 
-    What went wrong is a warning, a clash an error, and the daily business debug. Any formatter that
-    shows a record's extra attributes, such as python-json-logger's, shows the facts.
+    A clash is an error. Losses, refusals and changes by hand are warnings. Timeouts and renewals without an answer are
+    info, and normal operation is debug. Any formatter that shows a record's extra attributes, such as
+    python-json-logger's, shows the facts.
 
         locks = fencepost.connect("redis://localhost", hooks=[Log()])
     """

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-_EXPIRED = "its deadline has passed"  # as a lease says it that ended so
+_EXPIRED = "its deadline has passed"  # the detail of a lost lease that expired
 
 
 @dataclass
 class Losses:
-    """The locks of one store, or of one library whose locks `fencepost.compat` has."""
+    """The locks of one store, or of one library that `fencepost.compat` replaces."""
 
     source: str
     first: float

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans and metrics of both halves, as a hook: ``connect(..., hooks=[Telemetry()])``."""
+"""OpenTelemetry spans and metrics of locks and guards, as a hook: ``connect(..., hooks=[Telemetry()])``."""
 
 import threading
 from collections import OrderedDict
@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
         "fencepost.hooks.otel needs the package 'opentelemetry-api': pip install 'fencepost[otel]'"
     ) from error
 
-_OPEN = 10_000  # a lease that was dropped without release never ends its span
+_OPEN = 10_000  # the most open spans: a lease that was dropped without release never ends its own
 
 
 class Telemetry:
@@ -31,8 +31,8 @@ class Telemetry:
     span. Spans name the lock and the token; metrics never do. The providers are the global ones unless given;
     ``prefix`` and ``classes`` are as for ``fencepost.hooks.prometheus.Metrics``.
 
-    An exporter that adds the units of the Prometheus convention gives the very names of ``fencepost.hooks.prometheus``.
-    A histogram takes no negative numbers here, so ``token_gap`` leaves out what was refused as stale.
+    An exporter that adds the units of the Prometheus convention gives the same names as ``fencepost.hooks.prometheus``.
+    OpenTelemetry's histograms take no negative numbers, so ``token_gap`` leaves out what was refused as stale.
 
         locks = fencepost.connect("redis://localhost", hooks=[Telemetry()])
     """
@@ -95,7 +95,7 @@ class Telemetry:
 
     def _forked(self) -> None:
         self._gate = threading.Lock()  # a thread of the parent may have held it
-        self._holds.clear()  # of leases that are the parent's to end
+        self._holds.clear()  # these leases belong to the parent, which ends their spans
 
     def _acquired(self, event: Event) -> None:
         self._span("lock acquire", event, None)

@@ -15,11 +15,11 @@ from fencepost.hooks.instruments import INSTRUMENTS, PREFIX, measure
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PATIENCE = 2.0  # seconds that one client gets in all: they are served one after the other
 _HEAD = 8192
-_AGAIN = 0.1  # seconds after which a connection is accepted again where that failed, such as out of descriptors
+_AGAIN = 0.1  # seconds until the next accept() after one that failed, for example for lack of descriptors
 
 
 class Page:
-    """A hook that counts as `prometheus.Metrics` does, and says so in the text format of Prometheus.
+    """A hook that counts as `prometheus.Metrics` does, and writes the counts in the text format of Prometheus.
 
     ``names`` are those of the instruments; default: all of them.
     """
@@ -114,7 +114,7 @@ def _bound(number: float) -> str:
 
 
 class Server:
-    """Serves ``GET /metrics`` until it is closed, on a thread that keeps no process alive.
+    """Serves ``GET /metrics`` until it is closed, on a daemon thread.
 
     Raises OSError, or OverflowError, if the address cannot be used, and RuntimeError if no thread can be started.
     """
@@ -134,7 +134,7 @@ class Server:
     def close(self) -> None:
         """Serve no more."""
         try:
-            self._socket.shutdown(socket.SHUT_RDWR)  # ends the wait of the thread, where the system does that
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread from accept(), on systems that do so
         except OSError:
             pass
         self._socket.close()
@@ -150,7 +150,7 @@ class Server:
                 try:
                     self._answer(client)
                 except OSError:
-                    pass  # it left, or took too long
+                    pass  # the client left, or took too long
 
     def _answer(self, client: socket.socket) -> None:
         until = time.monotonic() + _PATIENCE

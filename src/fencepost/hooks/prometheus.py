@@ -1,4 +1,4 @@
-"""Prometheus metrics of both halves, as a hook: ``connect(..., hooks=[Metrics()])``."""
+"""Prometheus metrics of locks and guards, as a hook: ``connect(..., hooks=[Metrics()])``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -53,9 +53,9 @@ class Metrics:
             self._begin(())
 
     def _begin(self, key: tuple[str, ...]) -> dict[tuple[str, str], Any]:
-        """All series of a backend and class, from its first event on.
+        """Create all series of a backend and class at its first event.
 
-        A rate over a series that is born with its first count does not see that count.
+        If a series appeared only with its own first count, a rate over it would not see that count.
         """
         made: dict[tuple[str, str], Any] = {}
         for name, family in self._families.items():

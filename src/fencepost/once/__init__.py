@@ -32,21 +32,21 @@ def once(guard: Any, id: str, *, keep: float | timedelta | None = None) -> Block
     """A block whose effect is made by the first attempt at the run called ``id``, and by no other.
 
     ``guard`` is a connection to SQLite or Postgres, as ``guards.sqlite`` and ``guards.postgres`` take, or a
-    ``guards.RedisGuard``; `fencepost.once.aio` is for asyncio ones. A connection that is in no transaction gets one,
-    committed with the block; in one of yours, run and effect commit with it. A block that raises changed nothing, and
-    the run can be tried again. A second attempt waits while the first one's transaction is open. In Redis
-    ``run.execute`` collects commands, which are carried out as the block ends unless another attempt was faster;
-    ``keep`` is how long Redis remembers.
+    ``guards.RedisGuard``; `fencepost.once.aio` is for asyncio ones. A connection outside a transaction gets one, which
+    commits at the end of the block. Inside a transaction of yours, run and effect commit with that. If the block
+    raises, nothing is changed, and the run can be tried again. A second attempt waits while the first one's transaction
+    is open. In Redis ``run.execute`` collects commands, which are carried out as the block ends unless another attempt
+    was faster; ``keep`` is how long Redis remembers the run.
 
-    Raises ConfigError for an id that cannot be one, for a result that JSON cannot carry, and in a Postgres that was
-    not prepared (``fencepost guard install URL``); BackendError if an earlier attempt was at work for longer than
-    SQLite's timeout or Postgres's lock_timeout.
+    Raises ConfigError for an invalid id, for a result that JSON cannot carry, and in a Postgres that was not prepared
+    (``fencepost guard install URL``); BackendError if an earlier attempt was at work for longer than SQLite's timeout
+    or Postgres's lock_timeout.
     """
     return Block(attempt(guard, id, keep))
 
 
 def purge(conn: Any, before: datetime | timedelta) -> int:
-    """Forget the runs made before an instant, or longer ago than a timedelta; how many there were.
+    """Forget the runs made before an instant, or longer ago than a timedelta; return how many there were.
 
     Purge only what nobody will try again: a forgotten run that is tried again happens again. Raises as ``once`` does.
 
@@ -58,7 +58,7 @@ def purge(conn: Any, before: datetime | timedelta) -> int:
     return _run(_purge(conn, since))
 
 
-# What the blocking functions above and those of `once.aio` have in common.
+# Shared by the blocking functions above and those of `once.aio`.
 
 
 def attempt(guard: Any, id: str, keep: float | timedelta | None) -> Attempt[Any]:

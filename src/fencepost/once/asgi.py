@@ -1,4 +1,4 @@
-"""Any ASGI service that answers a repeated request with its first answer, and makes its effect once.
+"""Have any ASGI service answer a repeated request with its first answer, and make its effect once.
 
     app.add_middleware(Once, open=pool.connection)      # Starlette, FastAPI; psycopg's pool
     app = Once(app, open=engine.connect)                # any other; SQLAlchemy's asyncio engine
@@ -25,14 +25,14 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Once:
-    """``app`` behind a memory of its answers.
+    """``app``, whose answers are remembered and repeated.
 
     ``open`` gives an asyncio connection to SQLite or Postgres, for ``async with``. ``key`` names the run of a request,
-    or None to serve it unremembered; without it every request that writes must carry an Idempotency-Key. Give one that
-    names the client too where clients do not trust each other: a client that sends the same request under the same key
-    gets the same answer. Answers: 400 without a key, 409 while an earlier one is at work for too long, 413 above
-    ``largest`` bytes, 422 for a key that belongs to another request. An answer of 400 and above, or an error, rolls
-    everything back, so that the request can be tried again.
+    or None to serve it without remembering; by default every request that writes must carry an Idempotency-Key. If
+    clients do not trust each other, pass a ``key`` that names the client too: a client that sends the same request
+    under the same key gets the same answer. Answers: 400 without a key, 409 if an earlier attempt is still at work
+    after the timeout, 413 above ``largest`` bytes, 422 for a key that belongs to another request. An answer of 400 and
+    above, or an error, rolls everything back, so that the request can be tried again.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Once:
             return await self._app(scope, receive, send)
         body = await self._body(receive)
         if body is None:
-            return None  # nobody is there any more
+            return None  # the client has disconnected
         if len(body) > self._largest:
             return await _send(http.problem(413, f"the largest body here is of {self._largest} bytes"), send)
         target = scope.get("raw_path") or scope["path"].encode()
@@ -81,7 +81,7 @@ class Once:
                 return http.problem(409, str(error))
             if run.done:
                 return http.recalled(run.result, request)
-            # What a server offers besides, such as to send a file itself, would go past this memory.
+            # Hide the server's extensions, such as sending a file itself: their answers would not pass through here.
             offers = {name: it for name, it in scope.get("extensions", {}).items() if "http.response" not in name}
             answer = await self._serve({**scope, "extensions": offers, "fencepost.conn": conn}, body, receive)
             if answer.status >= 400:
@@ -94,7 +94,7 @@ class Once:
         status, headers, parts, whole = 500, list[tuple[str, str]](), list[bytes](), False
 
         async def repeat() -> MutableMapping[str, Any]:
-            # Then the client's own: a service that were told it had left would break off its answer.
+            # After the body, wait for the client itself: if we reported a disconnect, the service would stop answering.
             return next(messages, None) or await receive()
 
         async def collect(message: MutableMapping[str, Any]) -> None:
@@ -112,7 +112,7 @@ class Once:
         return http.Answer(status, headers, b"".join(parts))
 
     async def _body(self, receive: Receive) -> bytes | None:
-        """The body, or as much as tells that it is too large; None if the client left in the middle of it."""
+        """The body, or enough of it to know that it is too large; None if the client disconnected in the middle."""
         body, more = b"", True
         while more and len(body) <= self._largest:
             message = await receive()

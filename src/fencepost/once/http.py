@@ -23,9 +23,9 @@ class Answer(NamedTuple):
     body: bytes
 
     def kept(self, request: str) -> dict[str, Any]:
-        """As it is remembered, with the fingerprint of the request that it answers.
+        """The answer as it is stored, with the fingerprint of its request.
 
-        Cookies are for the first client: another that repeats a request with its key must not be logged in by it.
+        Cookies are left out: they must not log in another client that sends the same request under the same key.
         """
         return {
             "request": request,
@@ -36,7 +36,7 @@ class Answer(NamedTuple):
 
 
 class Undone(Exception):
-    """Ends the transaction of a request whose answer says that nothing happened."""
+    """Rolls back the transaction of a request whose answer says that nothing happened."""
 
     def __init__(self, answer: Answer) -> None:
         self.answer = answer
@@ -59,7 +59,7 @@ def fingerprint(*parts: bytes) -> str:
 
 
 def recalled(kept: Any, request: str) -> Answer:
-    """The answer again; 422 if its key belongs to another request."""
+    """The stored answer again; 422 if the key belongs to another request."""
     if kept["request"] != request:
         return problem(422, "this Idempotency-Key belongs to another request; each request takes its own")
     headers = [(name, value) for name, value in kept["headers"]]

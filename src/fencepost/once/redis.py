@@ -12,7 +12,7 @@ from fencepost.once.run import Attempt, Run
 
 _ONCE = _Source("fencepost.once", "once.lua")
 _PREFIX = "fencepost:run:"
-_PARTS = 7000  # a script that hands on 8000 breaks off, for Lua's stack is full; what came before would stay done
+_PARTS = 7000  # a script that passes on 8000 fails with a full Lua stack; the commands before would stay done
 
 
 class Commands(Run):
@@ -40,7 +40,7 @@ class Commands(Run):
 
 
 class Script(Attempt[Commands]):
-    """A block whose commands are carried out as it ends, unless another attempt was faster: then it is ``done``.
+    """A block whose commands are carried out as it ends. If another attempt was faster, the run is ``done`` instead.
 
     A block that raises sends nothing. If a later command of several fails, Redis cannot take back those before it: the
     run is remembered as broken off, and this attempt and all later ones raise BackendError.

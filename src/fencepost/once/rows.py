@@ -16,7 +16,7 @@ from fencepost.sql.sqlite import Table, cursor, link, locked, patient
 
 
 async def ask(conn: Any, table: Table, sql: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The first row that a statement answers, in a transaction that nobody else can write under.
+    """Run a statement, and return the first row of its result; in SQLite it first takes the database's write lock.
 
     Raises ConfigError in a Postgres that was not prepared, and outside a transaction of SQLite's; BackendError if
     SQLite's write lock is not free in time.
@@ -38,7 +38,7 @@ async def ask(conn: Any, table: Table, sql: str, args: tuple[Any, ...]) -> tuple
 
 
 async def look(conn: Any, table: Table, sql: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The first row that a SELECT answers as this connection sees it now; no lock is taken, nothing is created."""
+    """The first row of a SELECT as this connection sees it now; no lock is taken, no table is created."""
     if not is_sqlite(conn):
         return await ask(conn, table, sql, args)
 
@@ -56,7 +56,7 @@ async def look(conn: Any, table: Table, sql: str, args: tuple[Any, ...]) -> tupl
 
 def _first(found: Any, sql: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     found.execute(sql.replace("%s", "?"), args)
-    rows = found.fetchall() if found.description else []  # all, or a RETURNING would not be finished
+    rows = found.fetchall() if found.description else []  # fetch all: else a RETURNING would not be finished
     if not rows:
         return None
     return texts(rows[0])
@@ -66,7 +66,7 @@ def _first(found: Any, sql: str, args: tuple[Any, ...]) -> tuple[Any, ...] | Non
 async def transaction(conn: Any, table: Table) -> AsyncIterator[None]:
     """A transaction that ends with its block, or a savepoint inside the caller's own. Raises as ``ask`` does."""
     if opened(conn) and is_sqlite(conn):
-        # SQLite begins a transaction only when it must, and a savepoint outside of one would be one of its own.
+        # sqlite3 may not have begun the transaction yet, and a savepoint outside one is a transaction of its own.
         await settle(through(conn, lambda conn: locked(conn, table)))
     async with _alone(conn, atomic(conn)):
         yield
@@ -75,7 +75,7 @@ async def transaction(conn: Any, table: Table) -> AsyncIterator[None]:
 @asynccontextmanager
 async def own(conn: Any) -> AsyncIterator[None]:
     """A transaction of its own, committed with its block. Raises as ``ask`` does, and ConfigError inside another."""
-    if opened(conn):  # psycopg would make it a savepoint of that one
+    if opened(conn):  # psycopg would only open a savepoint in it
         raise ConfigError("this connection is in a transaction already, which nobody here commits; end it first")
     async with _alone(conn, begin(conn)):
         yield

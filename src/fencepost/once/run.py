@@ -1,4 +1,4 @@
-"""One run, remembered with its result: what every kind of memory has in common."""
+"""One run, remembered with its result: what all stores of runs share."""
 
 import json
 from abc import ABC, abstractmethod
@@ -24,7 +24,7 @@ class Run:
 
     @property
     def result(self) -> Any:
-        """What the run came to; None until it is set."""
+        """The result of the run; None until it is set."""
         return self._result
 
     @result.setter
@@ -38,7 +38,7 @@ class Run:
         self._result = json.loads(text)
 
     def _told(self) -> str:
-        """The result as it is kept; from now on it is the same to who set it, a list where it was a tuple."""
+        """The result as JSON. From now on ``result`` is what a later attempt will get, a list where it was a tuple."""
         try:
             text = json.dumps(self._result, separators=(",", ":"))
         except (TypeError, ValueError) as error:
@@ -53,7 +53,7 @@ R = TypeVar("R", bound=Run)
 
 
 class Attempt(ABC, Generic[R]):
-    """What is done around the effect of one attempt, by the memory it is remembered in."""
+    """What a store of runs does before and after the effect of one attempt."""
 
     run: R
     is_async: bool
@@ -64,7 +64,7 @@ class Attempt(ABC, Generic[R]):
 
     @abstractmethod
     async def end(self, cause: tuple[Any, Any, Any]) -> None:
-        """Remember it with its effect, unless the block raised."""
+        """Remember the run together with its effect, unless the block raised."""
 
 
 class Block(Generic[R]):

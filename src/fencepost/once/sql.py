@@ -30,7 +30,7 @@ _PURGE = "DELETE FROM fencepost_run WHERE at < %s"
 
 
 class Rows(Attempt[Run]):
-    """A transaction, or a savepoint in the caller's, in which a run and its effect become true together."""
+    """A transaction, or a savepoint in the caller's, in which a run and its effect are committed together."""
 
     def __init__(self, conn: Any, id: str) -> None:
         self._conn = conn
@@ -55,7 +55,7 @@ class Rows(Attempt[Run]):
 
     async def _claim(self) -> None:
         while await rows.ask(self._conn, _RUNS, _CLAIM, (self.run.id, time.time())) is None:
-            # Nothing, if it was purged in between.
+            # No row is found if the run was purged in between: then claim it again.
             if found := await rows.ask(self._conn, _RUNS, _FIND, (self.run.id,)):
                 if found[0] is None:
                     raise ConfigError(
@@ -75,7 +75,7 @@ class Rows(Attempt[Run]):
 
 
 async def purge(conn: Any, before: float) -> int:
-    """Forget the runs made before an instant, in seconds since 1970; how many there were."""
+    """Forget the runs made before an instant, in seconds since 1970; return how many there were."""
     async with rows.transaction(conn, _RUNS):
         found = await rows.ask(conn, _RUNS, _COUNT, (before,))
         await rows.ask(conn, _RUNS, _PURGE, (before,))

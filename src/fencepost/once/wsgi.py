@@ -1,4 +1,4 @@
-"""Any WSGI service that answers a repeated request with its first answer. As ``asgi``, but blocking.
+"""Have any WSGI service answer a repeated request with its first answer. As ``asgi``, but blocking.
 
     app.wsgi_app = Once(app.wsgi_app, open=lambda: closing(sqlite3.connect("app.sqlite3")))
 
@@ -17,7 +17,7 @@ from fencepost.once import http, once
 
 __all__ = ["Once"]
 
-_DIGITS = 19  # of the longest Content-Length that a body can have; int() refuses thousands of them
+_DIGITS = 19  # the most that a Content-Length can have; int() raises for thousands of digits
 
 Environ: TypeAlias = dict[str, Any]
 Start: TypeAlias = Callable[..., Any]
@@ -25,7 +25,7 @@ App: TypeAlias = Callable[[Environ, Start], Iterable[bytes]]
 
 
 class Once:
-    """``app`` behind a memory of its answers; see ``asgi.Once``, of which this is the blocking twin."""
+    """``app``, whose answers are remembered and repeated; the blocking version of ``asgi.Once``."""
 
     def __init__(
         self,

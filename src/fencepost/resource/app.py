@@ -25,7 +25,7 @@ MAX_BODY = 1 << 20
 MAX_WAITING = 256 << 20
 _PREFIX = b"/r/"
 Take: TypeAlias = Callable[[int], None]
-"""Takes so many bytes for a request, until it is answered."""
+"""Reserves so many bytes of memory for a request, until it is answered."""
 _log = getLogger("fencepost")
 
 
@@ -42,16 +42,16 @@ class _Full(Exception):
 
 
 class _Room:
-    """The bytes of bodies in memory: of those that come in or wait for the store, and of answers not taken yet."""
+    """Limits the bytes in memory: bodies that come in or wait for the store, and answers not yet taken by clients."""
 
     def __init__(self, limit: int) -> None:
         self._limit = self._free = limit
 
     @contextmanager
     def reserve(self) -> Iterator[Take]:
-        """Yields what takes so many bytes more, until the end of the block; it raises _Full.
+        """Yield a function that reserves so many bytes more, until the end of the block; it raises _Full.
 
-        What is larger than the whole room fits where nothing else is in it.
+        A value that is larger than the whole room fits if nothing else is reserved.
         """
         taken = 0
 
@@ -71,9 +71,9 @@ class _Room:
 class App:
     """An ASGI application over one store. A bad request never gets a 5xx.
 
-    ``clients`` are those who may use it, each within its prefixes; None lets everybody in, but if it is ``local`` no
-    page of another site. A body that has not come whole within ``patience`` seconds is given up, and one that would
-    make the bodies and answers in memory larger than ``max_waiting`` bytes is refused.
+    ``clients`` may use it, each within its prefixes; None lets everybody in, except that a ``local`` service refuses
+    pages of other sites. A body that is incomplete after ``patience`` seconds is given up, and one that would make the
+    bodies and answers in memory larger than ``max_waiting`` bytes is refused.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class App:
                 await response(scope, receive, send)
 
     async def _answer(self, request: Request, take: Take) -> Response | None:
-        """What to answer, also to what went wrong; None if the client has left."""
+        """The answer, also for an error; None if the client has disconnected."""
         try:
             return await self._respond(request, take)
         except Refused as error:
@@ -235,7 +235,7 @@ def _made(written: Written) -> dict[str, Any]:
 
 
 def _gone(request: Request) -> Callable[[], bool]:
-    """What tells whether the client has closed its connection."""
+    """A function that says whether the client has closed its connection."""
     found: Callable[[], bool] = request.scope.get("state", {}).get("gone", never)
     return found
 

@@ -53,13 +53,13 @@ class Clients:
         self._certificates = {client.certificate: client for client in clients if client.certificate}
 
     def find(self, authorization: str | None, certificate: str | None) -> Client | None:
-        """Who sent this, by its Authorization header, else by the common name of its certificate; None if unknown."""
+        """The client, by its Authorization header, else by the common name of its certificate; None if unknown."""
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer":
             return self._certificates.get(certificate) if certificate and not authorization else None
         offered = sha256(token.strip().encode()).digest()
         found = None
-        # Every digest is compared, and each in constant time: how long it takes says nothing about any of them.
+        # Compare every digest, each in constant time: the time that it takes must say nothing about any of them.
         for digest, client in self._tokens:
             if hmac.compare_digest(digest, offered):
                 found = client

@@ -7,7 +7,7 @@ from fencepost.resource.ledger import Ledger
 
 _EVERY = 60.0  # seconds after which new keys of other services are counted too
 _PAUSE = 1.0  # seconds between two counts of a store that is full, at least
-_COST = 20  # and so many times as long as the last count took
+_COST = 20  # and at least so many times as long as the last count took
 
 
 class NoRoom(Exception):
@@ -27,7 +27,7 @@ class Census:
         self._took = 0.0
 
     def require(self, ledger: Ledger, key: str) -> None:
-        """Return if ``key`` is there, or may be; NoRoom if it is not."""
+        """Return if ``key`` exists, or may be added; NoRoom if not."""
         if self.count is None:
             self._look(ledger)
         if self._has_room or ledger.knows(key):
@@ -39,7 +39,7 @@ class Census:
             raise NoRoom
 
     def added(self, ledger: Ledger) -> None:
-        """Count one more, which this service has made."""
+        """Count one more key, which this service has added."""
         if self.count is not None:
             self.count += 1
         if time.monotonic() - self._at > _EVERY:

@@ -40,7 +40,7 @@ def key(raw: bytes) -> str:
 
 
 def offer(key: str, headers: Headers, *, reads: bool) -> Access | None:
-    """The access that a request's headers tell of, None without a token; ConfigError if it is malformed."""
+    """The access that a request's headers describe, None without a token; ConfigError if they are malformed."""
     return http.access(key, headers.getlist, reads=reads)
 
 
@@ -51,9 +51,10 @@ def too_large(scope: Scope) -> bool:
 
 
 def from_here(headers: Headers) -> bool:
-    """Whether a request calls the service by a name of this machine, and no page of another site sent it.
+    """Whether a request addresses the service by a name of this machine, and does not come from another site's page.
 
-    A browser always names the host that it believes to ask, also where another site's name was made to lead here.
+    A browser sends the host name that it was given. So it shows when another site's name was made to point here (DNS
+    rebinding).
     """
     hosts, origins = headers.getlist("Host"), headers.getlist("Origin")
     if not hosts:
@@ -118,7 +119,7 @@ def encode(body: Mapping[str, Any]) -> bytes:
 
 
 def refusal(error: Refused) -> Response:
-    """The answer to a refused access: 428 without a token, else 409, with the verdict in a header."""
+    """The answer to a refused access: 428 without a token, 403 for a forged one, else 409; a header has the verdict."""
     status, headers, body = http.refusal(error)
     return Response(body, status, headers, "application/json")
 

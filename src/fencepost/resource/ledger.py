@@ -34,7 +34,7 @@ class Ledger(Protocol):
 
     @property
     def broken(self) -> bool:
-        """Whether the connection failed or was given up, so that the last error was not one access's own."""
+        """Whether the connection failed or was given up, so that the last error is not about one access alone."""
 
     def begin(self) -> None:
         """Start a transaction, on a new connection if the old one broke."""
@@ -64,7 +64,7 @@ class Ledger(Protocol):
         """How many values or marks there are, whichever are more; it need not count further than ``most``."""
 
     def check(self) -> None:
-        """Return if something could be written in this transaction."""
+        """Return if this transaction can write."""
 
     def failure(self, error: Exception) -> BackendError | None:
         """What an error of the driver means; None if it is not one."""

@@ -16,9 +16,10 @@ from fencepost.resource.ledger import AGAIN, Found
 from fencepost.rule import Stamp
 
 _PATIENCE = 10.0
-# Whatever the role's defaults are. LOCAL, because behind a pooler each transaction may meet another session. An
-# acknowledged write survives a crash of the server. A row that another program keeps locked fails the writes to it,
-# before the whole connection would be given up. At other levels, those that had to wait for a row fail.
+# Set explicitly, because the role may have other defaults; LOCAL, because behind a pooler each transaction may use
+# another session. READ COMMITTED: at other levels, a write that had to wait for a row fails. synchronous_commit: an
+# acknowledged write survives a crash of the server. lock_timeout: while another program keeps a row locked, only the
+# writes to that row fail, before the whole connection would be given up.
 _BEGIN = """BEGIN ISOLATION LEVEL READ COMMITTED;
     SET LOCAL synchronous_commit = on; SET LOCAL lock_timeout = '5s'"""
 _CHECK = "SELECT FROM fencepost_mark WHERE false FOR UPDATE"  # fails where nothing can be written
@@ -45,7 +46,7 @@ class PostgresLedger:
     name = "postgresql"
 
     def __init__(self, address: Address) -> None:
-        address.options(**dict.fromkeys(LIBPQ, str))  # a misspelt sslmode is not to be overlooked
+        address.options(**dict.fromkeys(LIBPQ, str))  # raises for a misspelt option, such as sslmode
         self._info = conninfo(address, _PATIENCE)
         self._begun = False
         self._stranded: list[int] = []
@@ -60,7 +61,7 @@ class PostgresLedger:
 
     @property
     def broken(self) -> bool:
-        # A statement that was given up leaves the connection ACTIVE: no other can be sent over it, ever.
+        # A statement that was given up leaves the connection ACTIVE: no other statement can ever be sent over it.
         return self._link.closed or self._link.pgconn.transaction_status not in _ANSWERED
 
     def begin(self) -> None:
@@ -76,7 +77,7 @@ class PostgresLedger:
     def rollback(self) -> None:
         self._begun = False
         if self.broken:
-            self._link.pgconn.finish()  # without goodbyes, which might wait
+            self._link.pgconn.finish()  # sends no goodbye, which might block
         else:
             self._link.execute("ROLLBACK")
 
@@ -93,7 +94,7 @@ class PostgresLedger:
             self._link.execute(_WRITE, (key, data), binary=True)
 
     def find(self, key: str) -> Found:
-        # Inside a transaction never on another connection: its COMMIT would be answered there as if all were well.
+        # Inside a transaction, never use another connection: COMMIT would succeed there although the writes are lost.
         found: Any = self._link.execute(_FIND, (key,)) if self._begun else self._ask(_FIND, (key,))
         data, token, seq, holder = found.fetchone()
         return Found(data, None if token is None else Stamp(token, seq, holder))
@@ -124,7 +125,7 @@ class PostgresLedger:
         link.patience = _PATIENCE
         try:
             if link.execute("SELECT pg_backend_pid()").fetchone() == (link.info.backend_pid,):
-                link.pid = link.info.backend_pid  # else a pooler stands in between, and this is no server's pid
+                link.pid = link.info.backend_pid  # else there is a pooler in between, and this is not a server's pid
             if self._stranded:
                 link.execute(END, (2000, self._stranded))
                 self._stranded = []
@@ -134,7 +135,7 @@ class PostgresLedger:
         return link
 
     def _reconnect(self) -> None:
-        """Open another connection, and end what the server still does for the old one: it may keep rows locked."""
+        """Open another connection, and end the old one's session on the server: it may still keep rows locked."""
         self._link.pgconn.finish()
         if self._link.pid:
             self._stranded.append(self._link.pid)
@@ -142,7 +143,7 @@ class PostgresLedger:
         self._link = self._connect()
 
     def _ask(self, sql: str, args: Any = None) -> Any:
-        """Execute what may be repeated: on a new connection if this one was given up, or turns out to be closed."""
+        """Execute a repeatable statement; on a new connection if this one was given up, or turns out to be closed."""
         if not self.broken and self._link.pgconn.transaction_status == TransactionStatus.IDLE:
             try:
                 return self._link.execute(sql, args)

@@ -15,10 +15,10 @@ _log = logging.getLogger("fencepost")
 
 
 class ModeFile:
-    """Says the mode that a file has; for a Policy, which asks at each access. It is looked at once a second at most.
+    """Returns the mode that a file has, for a Policy, which asks at each access. It is read at most once a second.
 
-    Raises ConfigError where the file cannot be read, or has no mode, at first. Later the last mode stays, and the log
-    says why, once for each reason.
+    The constructor raises ConfigError if the file cannot be read, or has no valid mode. If that happens later, the last
+    mode stays, and the log says why, once for each reason.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,7 +44,7 @@ class ModeFile:
 
     def _read(self) -> str:
         try:
-            # A pipe in its place would have the service wait for who writes to it.
+            # O_NONBLOCK: if the path is a named pipe, opening it would otherwise wait for a writer.
             file = os.open(self._path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
             try:
                 if not stat.S_ISREG(os.fstat(file).st_mode):

@@ -1,4 +1,4 @@
-"""The service described for machines, as OpenAPI 3.1: what the tests send by it, the service answers by it."""
+"""The service's OpenAPI 3.1 document: tests make requests from it, and check the answers against it."""
 
 from typing import Any
 

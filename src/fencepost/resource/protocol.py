@@ -1,4 +1,4 @@
-"""One client's connection: what it sends in time is served, and slow ones give way to the others."""
+"""One client's connection, with deadlines: slow clients are disconnected, so that others can be served."""
 
 import asyncio
 import socket
@@ -17,11 +17,11 @@ class _Refused(Exception):
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 connection, with a deadline for whatever the client is to do next.
+    """uvicorn's HTTP/1.1 connection, with a deadline for each step of the client.
 
     A client has ``idle`` seconds to send the head of a request, from when it connected or got its last answer, and
-    ``busy`` seconds to send the body and take the answer; it is not closed before it is told that its body is late.
-    When there are more than ``most`` connections, those in a TLS handshake included, the one that has kept us waiting
+    ``busy`` seconds to send the body and take the answer; if its body is late, it is told so before it is disconnected.
+    When there are more than ``most`` connections, including those in a TLS handshake, the one that has kept us waiting
     longest is closed, so that half-open ones cannot lock others out. A head, or the trailers of a body, have at most
     ``MAX_HEAD`` bytes.
     """
@@ -43,7 +43,7 @@ class Connection(HttpToolsProtocol):
     _malformed: str | None = None
 
     def handshake(self, close: Callable[[], object]) -> None:
-        """The client has connected, and TLS comes first; ``close`` gives it up."""
+        """The client has connected, and the TLS handshake begins; ``close`` aborts it."""
         self._since = time.monotonic()
         self._close = close
         self.handshaking.add(self)
@@ -67,16 +67,16 @@ class Connection(HttpToolsProtocol):
         self._ended = False
         super().data_received(data)
         self._watch()
-        # The rest of a body that was answered early is let run, for a client that has not looked up yet.
+        # Accept the rest of a body that was answered early: the client may not have read the answer yet.
         self._unread = 0 if self._working or self._in_body or self._ended else self._unread + len(data)
         if self._unread > MAX_HEAD and not self.transport.is_closing():
             self.send_400_response("The head of the request is too large.")
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what cannot be parsed, once the requests before it are answered: each takes the next answer for its
-        own."""
+        """Refuse what cannot be parsed, but only after the requests before it are answered: the client takes the next
+        answer for that of its first open request."""
         if self.pipeline and self.cycle is self.pipeline[0][0] and self.cycle.more_body:
-            self.pipeline.popleft()  # this is the one: its head was sound, its body is not
+            self.pipeline.popleft()  # this is the malformed request: its head was valid, its body is not
             self._malformed = msg
         elif self.pipeline or (self._working_on() and not self.cycle.more_body):
             self._malformed = msg
@@ -94,7 +94,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         if not self.pipeline:
-            self.flow.resume_reading()  # so that we notice when the client leaves; a large body has paused it
+            self.flow.resume_reading()  # a large body has paused it; reading shows when the client disconnects
         self._in_body = False
         self._ended = True
 
@@ -107,7 +107,7 @@ class Connection(HttpToolsProtocol):
         self._head += len(name) + len(value) + 4
         if self._head > MAX_HEAD:
             raise _Refused("too many headers")
-        if not self._in_body:  # else it is a trailer, which says nothing about a request that may be answered already
+        if not self._in_body:  # else it is a trailer: ignore it, the request may be answered already
             super().on_header(name, value)
 
     def on_response_complete(self) -> None:
@@ -115,7 +115,7 @@ class Connection(HttpToolsProtocol):
         super().on_response_complete()
         if last and self._malformed is not None and not self.transport.is_closing():
             super().send_400_response(self._malformed)
-        self._working = None  # the next request, if it came along already, has a deadline of its own
+        self._working = None  # the next request, if it has already come, has a deadline of its own
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -135,9 +135,9 @@ class Connection(HttpToolsProtocol):
         self._timer = self.loop.call_later(self.busy if working else self.idle, self._give_up)
 
     def _give_up(self) -> None:
-        """Close the connection, unless the app is about to answer that the body did not come whole.
+        """Close the connection, unless the app is about to answer that the body is incomplete.
 
-        If this process had no CPU for a while, both deadlines have passed, and that answer is still to come.
+        If this process got no CPU time for a while, both deadlines have passed, and the app has not answered yet.
         """
         awaits_body = self._working and not self.pipeline and self.cycle.more_body and not self.cycle.response_started
         if awaits_body and not self.flow.write_paused:
@@ -149,7 +149,7 @@ class Connection(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _make_room(self) -> None:
-        """If there are too many, close the one that has kept us waiting longest, for whatever the client is to do."""
+        """If there are too many connections, close the one whose client has kept us waiting longest."""
         if len(self.connections) + len(self.handshaking) <= self.most:
             return
         open = [each for each in self.connections if isinstance(each, Connection) and not each.transport.is_closing()]
@@ -166,8 +166,8 @@ class Connection(HttpToolsProtocol):
 class TlsListener:
     """Accepts connections for uvicorn, as an asyncio Server does, and gives each ``patience`` seconds for TLS.
 
-    asyncio's own tells a protocol of its connection only after the handshake, so nobody could count, or close, those
-    that never finish it.
+    asyncio's own server tells the protocol about its connection only after the handshake, so we could neither count
+    nor close connections that never finish it.
     """
 
     def __init__(
@@ -194,14 +194,14 @@ class TlsListener:
             try:
                 client, _ = await loop.sock_accept(self._sock)
             except OSError:
-                await asyncio.sleep(0.1)  # the client left, or there is no file descriptor: connections will end
+                await asyncio.sleep(0.1)  # the client left, or no file descriptor is free until other connections end
                 continue
             connection = self._make()
             task = loop.create_task(self._shake_hands(client, connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             connection.handshake(task.cancel)
-            await asyncio.sleep(0)  # where many connect at once, the others still get their turn
+            await asyncio.sleep(0)  # if many clients connect at once, let other tasks run too
 
     async def _shake_hands(self, client: socket.socket, connection: Connection) -> None:
         try:

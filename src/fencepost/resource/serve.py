@@ -55,7 +55,7 @@ def default_store() -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How the service runs. ConfigError for what cannot be meant."""
+    """How the service runs. ConfigError for invalid values."""
 
     store: str | Path = field(default_factory=default_store)
     mode: str = "strict"
@@ -65,7 +65,7 @@ class Options:
     ceiling: bool = True
     """Refuse a token that no issuer can have come to by now; else one client can lock everybody out."""
     max_jump: int | None = None
-    """How far above a mark a token may be, where the issuer counts: else one token of the present time locks out."""
+    """How far above a mark a token may be, if issuers count from 1: else a token of the present time locks them out."""
     max_first: int | None = None
     """How high the first token of a key may be."""
     host: str = "127.0.0.1"
@@ -125,7 +125,7 @@ class Options:
 
 
 def listen(host: str, port: int, *, public: bool) -> socket.socket:
-    """A listening socket; ConfigError if the address cannot be used, or others can reach it and may not."""
+    """A listening socket; ConfigError if the address cannot be used, or others can reach it although not ``public``."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -186,7 +186,7 @@ def serve(
     registry = CollectorRegistry()
     known = clients.load(options.clients) if options.clients else None
     with listen(options.host, options.port, public=options.authenticates) as sock:
-        # Not synced for each line: a client that is refused often would have the disk wait for it.
+        # Do not sync each line: a client that is refused often would keep the disk busy.
         audits = (Audit(options.audit, sync="never"),) if options.audit else ()
         store = opening(options, (Metrics(registry), *audits, *hooks))
         try:
@@ -205,7 +205,7 @@ def serve(
             def stop(number: int, frame: FrameType | None) -> None:
                 server.should_exit = True
 
-            # uvicorn hands a signal back to the handler it found, after its orderly end: to this one.
+            # After its orderly end, uvicorn passes the signal to the handler that was installed before: to this one.
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, stop)
             ready(sock)

@@ -1,4 +1,4 @@
-"""What a service is like at this moment, for Prometheus: its mode, its keys, and its queues."""
+"""The current state of a service, for Prometheus: its mode, its keys, and its queues."""
 
 from collections.abc import Iterator
 
@@ -25,17 +25,17 @@ LABELS = {
     "resource_queue": ("thread", ("writer", "reader")),
     "resource_turned_away_total": ("limit", ("writer", "reader", "keys")),
 }
-"""The label of a family, and what it can say."""
+"""The label of a family, and its possible values."""
 
 
 class State:
-    """A collector of what is not counted by events."""
+    """Collects the metrics that do not come from events."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: a registry would else collect once to learn the names."""
+        """Yield nothing. Without this method, a registry would collect once to learn the names."""
         yield from ()
 
     def collect(self) -> Iterator[Metric]:

@@ -20,7 +20,7 @@ from fencepost.rule import Stamp, Verdict
 
 MAX_KEYS = 1_000_000
 
-_DELETED = b"\0fencepost: deleted\0"  # what a delete's stamp stands for, so that its retry is known
+_DELETED = b"\0fencepost: deleted\0"  # the payload of a delete, so that its retry is recognised
 
 
 class Written(NamedTuple):
@@ -31,7 +31,7 @@ class Written(NamedTuple):
 
 
 def opener(where: str | Path) -> Opener:
-    """What opens a connection to the store ``where``: a postgresql:// URL, or the path of an SQLite file."""
+    """A function that opens a connection to the store ``where``: a postgresql:// URL, or the path of an SQLite file."""
     if not isinstance(where, Path) and where.startswith(("postgresql://", "postgres://")):
         address = parse(where)
         find("postgresql")  # names the pip command if psycopg is missing
@@ -44,14 +44,14 @@ def opener(where: str | Path) -> Opener:
 
 
 class _Decision:
-    """A hook that passes on what the guard decided, and keeps what it means for the mark."""
+    """A hook that passes the guard's decision on, and notes what it means for the mark."""
 
     def __init__(self, hook: Hook) -> None:
         self._hook = hook
         self.admitted = False
         """Whether the rule admitted the access, so that its stamp is the mark."""
         self.marked = False
-        """Whether there was no mark before."""
+        """Whether the access has set the first mark of its key."""
 
     def __call__(self, event: Event) -> None:
         self.admitted = event.verdict is Verdict.ADMIT
@@ -62,12 +62,12 @@ class _Decision:
 class Store:
     """The values of one service, each behind its mark.
 
-    ``policy`` says how far its guard goes, strict unless given; its mode may change at any time. Where an access passes
-    against the rule, the mark remains the largest stamp that the rule admits.
+    ``policy`` says how far its guard goes, strict unless given; its mode may change at any time. If an access passes
+    against the rule, the mark remains the largest stamp that the rule admitted.
     Raises ConfigError if the store cannot be used.
     The coroutines raise the Refused of the verdict, BackendError if the store failed, and NoRoom for a new key beyond
-    ``max_keys``. ``group`` is how many accesses share a commit at most, ``queue`` how many may wait for it. What
-    ``gone()`` is not run when its turn comes.
+    ``max_keys``. ``group`` is how many accesses share a commit at most, ``queue`` how many may wait for it. An access
+    is skipped if its ``gone()`` is true when its turn comes.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Store:
         self._checking: asyncio.Task[None] | None = None
 
     def require(self, key: str, offer: Stamp | Access | None) -> None:
-        """Return if a write with this offer is worth looking at; MissingToken if it carries none."""
+        """Raise MissingToken for a write without a token if the policy refuses it, before its body is read."""
         if offer is None:
             told: list[Event] = []
             try:
@@ -100,12 +100,12 @@ class Store:
             except Refused:
                 for event in told:
                     self._hooks(event)
-                raise  # else the write itself tells of it
+                raise  # if it passes, the write itself tells the hooks
 
     async def write(
         self, key: str, data: bytes | None, offer: Stamp | Access | None, *, gone: Callable[[], bool] = never
     ) -> Written:
-        """Keep ``data`` under ``key``, or nothing if it is None; returns once that and its mark are on disk."""
+        """Keep ``data`` under ``key``, or delete the value if None; returns once that and its mark are on disk."""
         payload = _DELETED if data is None else data
 
         def access(ledger: Ledger, hook: Hook) -> Written:
@@ -121,7 +121,7 @@ class Store:
                 ledger.keep(key, data)
             if new:
                 self.census.added(ledger)
-            # What the rule admitted is the mark now. What passed against it, or unjudged, need not be.
+            # A stamp that the rule admitted is the mark now. One that passed against the rule, or unjudged, may not be.
             stamp = offer.stamp if isinstance(offer, Access) else offer
             return Written(not fresh, stamp if decision.admitted else ledger.find(key).mark)
 
@@ -145,7 +145,7 @@ class Store:
         return await self._reader.run(key, lambda ledger, hook: ledger.find(key), gone)
 
     async def check(self) -> None:
-        """Return if the store can be read and written. Those that ask at the same time share one look at it."""
+        """Return if the store can be read and written. Callers that ask at the same time share one check."""
         if self._checking is None or self._checking.done():
             self._checking = shared(self._look(), "fencepost-resource-check")
         await joined(self._checking)

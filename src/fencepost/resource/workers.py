@@ -61,9 +61,9 @@ class _Worker:
     async def run(
         self, key: str, access: Callable[[Ledger, Hook], T], gone: Callable[[], bool] = never, *, reads: bool = False
     ) -> T:
-        """The result of ``access``, which touches only ``key``, and is a value if it ``reads``.
+        """Run ``access``, which touches only ``key``, and return its result; that is a value if it ``reads``.
 
-        It is not run if ``gone()`` when its turn comes.
+        The access is skipped if ``gone()`` is true when its turn comes.
         Raises what the access raises, and BackendError if the store failed, or too many accesses wait already.
         """
         if self._queue.qsize() >= self._limit:
@@ -101,7 +101,7 @@ class _Worker:
                     values += access.reads
             wanted = [access for access in group if not self._abandoned(access)]
             if wanted and (failed := self._serve(wanted)) is not None and self._ledger.broken:
-                # The store was lost: those that came meanwhile would each wait as long, and hear the same.
+                # The store was lost: the accesses that came meanwhile would each wait as long for the same error.
                 while not self._queue.empty():
                     if (access := self._queue.get()) is None:
                         closing = True
@@ -117,7 +117,7 @@ class _Worker:
         return access.error is not None
 
     def _serve(self, group: list[_Access]) -> Exception | None:
-        """Set the outcome or the error of each access; the last failure of the store, if there was one."""
+        """Set the outcome or the error of each access; return the store's last failure, if there was one."""
         raise NotImplementedError
 
     def _failed(self, accesses: Sequence[_Access], error: Exception) -> Exception:
@@ -143,8 +143,8 @@ class Writer(_Worker):
         super().__init__(ledger, "fencepost-writer", group=group, limit=limit)
 
     def _serve(self, group: list[_Access]) -> Exception | None:
-        # In the order of the keys, so that two services on one store never wait for each other in a circle.
-        # Accesses to one key stay in the order they came in.
+        # Sort by key, so that two services on one store never deadlock. Accesses to one key stay in the order in which
+        # they came.
         group.sort(key=lambda access: access.key)
         failure = self._commit(group)
         if failure is None:
@@ -167,10 +167,10 @@ class Writer(_Worker):
         return error
 
     def _commit(self, group: Sequence[_Access]) -> tuple[Exception, bool] | None:
-        """None if it was done; else the error, and whether it is everybody's.
+        """Run the group in one transaction; None if it committed, else the error, and whether it is for all of them.
 
-        It is, once COMMIT was sent: Postgres may have carried it out, and then the accesses would be refused if they
-        were run again, although they were made. It is, too, when BEGIN or the connection failed.
+        It is once COMMIT was sent: Postgres may have carried it out, and then the accesses would be refused if they
+        were run again, although they were made. It is, too, if BEGIN or the connection failed.
         """
         running = False
         try:
@@ -195,8 +195,8 @@ class Writer(_Worker):
         try:
             access.outcome = access.run(self._ledger, access.told.append)
         except (Refused, NoRoom) as error:
-            # A guard that refuses has changed nothing, so the transaction goes on without this one. After any other
-            # error it may be over, and Postgres would answer the commit of such a one as if nothing were wrong.
+            # A guard that refuses has changed nothing, so the transaction goes on without this access. Any other error
+            # may have aborted the transaction, and Postgres answers the COMMIT of an aborted one without an error.
             access.error = error
 
 

@@ -7,9 +7,9 @@
     ])
     order.run(locks, conn, "2026-0042", {"sku": "lamp"})
 
-A saga that was interrupted anywhere goes on where it was, with the same call or ``resume``. If a step raises, those
-before it are undone in reverse. Where it stands is a row in your database, which moves in the transaction of the
-step's own effect, and only for the holder of the saga's lease.
+A saga that was interrupted anywhere goes on where it was, with the same call or ``resume``. If a step raises, the steps
+before it are undone in reverse order. The saga's state is a row in your database. It changes in the same transaction as
+the step's own effect, and only the holder of the saga's lease can change it.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class Saga(BaseSaga):
         ttl: float | timedelta | None = None,
         timeout: float | timedelta | None = None,
     ) -> dict[str, Any]:
-        """Run the saga called ``id``, or go on with it, or recall what it came to: the results of its steps.
+        """Run the saga called ``id``, go on with it, or recall its outcome; return the results of its steps.
 
         Raises Compensated if a step failed and all was undone, Stuck if an undo failed; NotAcquired if another
         coordinator is at work on it for longer than ``timeout``; LeaseLost or StaleToken if this one was replaced;
@@ -67,30 +67,30 @@ class Saga(BaseSaga):
     def resume(
         self, locks: Locks, conn: BlockingConnection, *, ttl: float | timedelta | None = None
     ) -> dict[str, State]:
-        """Go on with every saga of this name that was interrupted; how each of them now stands, by id.
+        """Go on with every saga of this name that was interrupted; return the state of each, by id.
 
-        Those that somebody is at work on, and those that are stuck, are left alone. Raises ConfigError, after all
-        others, if one was begun with other steps.
+        Sagas that another coordinator is working on, and stuck ones, are left alone. If one was begun with other steps,
+        it raises ConfigError after it has driven all others.
         """
         require_blocking(conn, _THERE)
         return _run(self._resume(locks, conn, ttl))
 
     def retry(self, locks: Locks, conn: BlockingConnection, id: str) -> dict[str, Any]:
-        """Try a stuck saga's undo again, and go on with any other that was interrupted. Raises as ``run`` does."""
+        """Try a stuck saga's undo again; a saga that was only interrupted goes on. Raises as ``run`` does."""
         require_blocking(conn, _THERE)
         return _run(self._retry(locks, conn, id))
 
     def compensate(self, locks: Locks, conn: BlockingConnection, id: str) -> None:
-        """Undo a saga that is under way instead of going on with it: it ends with Compensated, or Stuck."""
+        """Undo a saga that is under way instead of going on with it. Raises Compensated, or Stuck."""
         require_blocking(conn, _THERE)
         _run(self._compensate(locks, conn, id))
 
     def skip(self, locks: Locks, conn: BlockingConnection, id: str, step: str) -> None:
-        """Take a stuck step as undone by hand, and go on undoing the others. Raises as ``run`` does."""
+        """Record that a stuck step was undone by hand, and go on undoing the others. Raises as ``run`` does."""
         require_blocking(conn, _THERE)
         _run(self._skip(locks, conn, id, step))
 
     def find(self, conn: BlockingConnection, id: str) -> Record | None:
-        """Where a saga stands, as this connection sees it; None if it was never begun."""
+        """The record of a saga, as this connection sees it; None if it was never begun."""
         require_blocking(conn, _THERE)
         return _run(ledger.find(conn, self.name, id))

@@ -47,21 +47,21 @@ class Saga(BaseSaga):
         return await self._resume(locks, conn, ttl)
 
     async def retry(self, locks: Locks, conn: AsyncioConnection, id: str) -> dict[str, Any]:
-        """Try a stuck saga's undo again, and go on with any other that was interrupted. Raises as ``run`` does."""
+        """Try a stuck saga's undo again; a saga that was only interrupted goes on. Raises as ``run`` does."""
         require_asyncio(conn, _THERE)
         return await self._retry(locks, conn, id)
 
     async def compensate(self, locks: Locks, conn: AsyncioConnection, id: str) -> None:
-        """Undo a saga that is under way instead of going on with it: it ends with Compensated, or Stuck."""
+        """Undo a saga that is under way instead of going on with it. Raises Compensated, or Stuck."""
         require_asyncio(conn, _THERE)
         await self._compensate(locks, conn, id)
 
     async def skip(self, locks: Locks, conn: AsyncioConnection, id: str, step: str) -> None:
-        """Take a stuck step as undone by hand, and go on undoing the others. Raises as ``run`` does."""
+        """Record that a stuck step was undone by hand, and go on undoing the others. Raises as ``run`` does."""
         require_asyncio(conn, _THERE)
         await self._skip(locks, conn, id, step)
 
     async def find(self, conn: AsyncioConnection, id: str) -> Record | None:
-        """Where a saga stands, as this connection sees it; None if it was never begun."""
+        """The record of a saga, as this connection sees it; None if it was never begun."""
         require_asyncio(conn, _THERE)
         return await ledger.find(conn, self.name, id)

@@ -43,8 +43,8 @@ class BaseSaga:
             except Stuck:
                 stands[id] = "stuck"
             except (NotAcquired, LeaseLost):
-                pass  # somebody else is at work on it
-            except Refused as error:  # somebody else is, or the lock store has lost or repeated its tokens
+                pass  # another coordinator is at work on it
+            except Refused as error:  # another coordinator is, or the lock store has lost or repeated its tokens
                 _log.warning("saga %s %s was left alone: %s", self.name, id, error)
             except ConfigError as error:
                 alien = alien or error
@@ -101,7 +101,7 @@ class BaseSaga:
                 f"saga {self.name} {record.id} was begun with the steps {record.steps}, and this program has "
                 f"{start.steps}; finish it with the program that began it"
             )
-        # Inside lists, for NaN equals nothing, not even itself; but JSON always gives the same one.
+        # Compare lists, which check identity first: NaN does not equal itself, but json always returns the same NaN.
         if args not in (..., None) and [record.args] != [plain(args, "args")]:
             raise ConfigError(f"saga {self.name} {record.id} was begun with other args: {record.args!r}")
 
@@ -125,7 +125,7 @@ class BaseSaga:
         raise Compensated(self.name, record.id, record.error or "") from cause
 
     async def _outside(self, conn: Any, record: Record, lease: BaseLease, step: Step) -> Record:
-        """A step whose effect is elsewhere: noted before it may happen, called in no transaction, and noted after."""
+        """Run a step whose effect is elsewhere: record that it begins, call it in no transaction, record the result."""
         if record.state == "running" and record.begun != step.name:
             async with _moving(conn, record, lease) as record:
                 record.begun = step.name
@@ -136,7 +136,7 @@ class BaseSaga:
         return record
 
     async def _inside(self, conn: Any, record: Record, lease: BaseLease, step: Step) -> Record:
-        """A step in this database, which may refuse it as late as when it is committed: then it failed, too."""
+        """Run a step in this database. If the database refuses it only at COMMIT, the step has failed, too."""
         try:
             async with _moving(conn, record, lease) as record:
                 moves.performed(record, step.name, await self._call(record, lease, step, conn))
@@ -154,20 +154,20 @@ class BaseSaga:
         if call is None:
             return None
         key = f"{'do' if forward else 'undo'}/{self.name}/{step.name}/{record.id}"
-        # Copies: what a step does to them must not change what the saga was begun with, nor what it came to.
+        # Pass copies: a step must not be able to change the saga's args or its recorded results.
         args, results = plain(record.args, "args"), plain(record.results, "results")
         task = Task(id=record.id, args=args, results=results, key=key, conn=conn, lease=lease)
         try:
             return plain(await settle(call(task)), f"result of {step.name!r}")
         except Exception as error:
             if _replaced(error, lease):
-                raise  # the step did not fail, and another goes on with it
+                raise  # the step did not fail: this coordinator was replaced, and another goes on with the step
             raise _Failed(error) from error
 
 
 @asynccontextmanager
 async def _moving(conn: Any, seen: Record, lease: BaseLease) -> AsyncIterator[Record]:
-    """A move of a saga that stands where it was last seen, for the step was chosen there; LeaseLost if it does not."""
+    """Move a saga if it is still where it was when the step was chosen; LeaseLost if it is not."""
     async with ledger.moving(conn, seen, lease) as record:
         if (record.state, record.step) != (seen.state, seen.step):
             why = f"saga {seen.saga} {seen.id} was {_where(seen)}, and is now {_where(record)}: something else moved it"
@@ -180,7 +180,7 @@ def _where(record: Record) -> str:
 
 
 def _replaced(error: Exception, lease: BaseLease) -> bool:
-    """Whether an error says that this coordinator was replaced, and not who holds another lock under the same token."""
+    """Whether an error says that this coordinator was replaced; one about another lock with the same token does not."""
     if isinstance(error, LeaseLost):
         return (error.name, error.token) == (lease.name, lease.token)
     offer = error.offer if isinstance(error, StaleToken) else None
@@ -188,7 +188,7 @@ def _replaced(error: Exception, lease: BaseLease) -> bool:
 
 
 class _Failed(Exception):
-    """Tells what a step raised from what the coordinator itself met."""
+    """Separates what a step raised from errors of the coordinator itself."""
 
     def __init__(self, cause: Exception) -> None:
         self.cause = cause

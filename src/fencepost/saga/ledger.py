@@ -1,4 +1,4 @@
-"""Where a saga stands: one row in the caller's SQLite or Postgres, moved only by the holder of its lease."""
+"""The state of a saga: one row in the caller's SQLite or Postgres, which only the holder of its lease changes."""
 
 import json
 import sqlite3
@@ -39,14 +39,14 @@ _NEXT = """SELECT id FROM fencepost_saga WHERE saga = %s AND id > %s AND state I
     ORDER BY id LIMIT 1"""
 LIST = "SELECT saga, id, state, body, error, at FROM fencepost_saga ORDER BY saga, id"
 
-# Not the process's policy: that a saga moves once must not depend on how far a rollout is. Keys and limits keep out
-# what others send; this token is the coordinator's own, from its lock store.
+# Not the process's policy: a saga must make each move once, however far a rollout of guards is. Without keys and
+# limits: those are against tokens that others send, and this token comes from the coordinator's own lock store.
 _STRICT = Policy(ceiling="off")
 
 
 @dataclass
 class Record:
-    """How far a saga is: its steps in order, what each came to, and which are undone."""
+    """How far a saga is: its steps in order, the result of each, and which are undone."""
 
     saga: str
     id: str
@@ -56,11 +56,11 @@ class Record:
     results: dict[str, Any] = field(default_factory=dict)
     undone: list[str] = field(default_factory=list)
     begun: str | None = None
-    """A step outside this database that was begun and may have happened."""
+    """An external step that was begun, and may or may not have happened."""
     trouble: str | None = None
-    """Why the undo of a step failed, while it is stuck."""
+    """Why the undo of a step failed, while the saga is stuck."""
     error: str | None = None
-    """Why it was turned back."""
+    """Why the saga is undone."""
     at: float = 0.0
 
     @property
@@ -90,9 +90,9 @@ def resource(saga: str, id: str) -> str:
 
 @asynccontextmanager
 async def moving(conn: Any, start: Record, lease: BaseLease) -> AsyncIterator[Record]:
-    """A transaction in which the holder of the saga's lease, and nobody else, moves it; ``start`` if it is new.
+    """A transaction in which only the holder of the saga's lease moves it; yields ``start`` if the saga is new.
 
-    Raises the Refused of a holder that was replaced: then nothing was changed.
+    Raises Refused for a holder that was replaced: then nothing was changed.
     """
     async with rows.own(conn):
         await _admit(conn, resource(start.saga, start.id), lease)
@@ -120,7 +120,7 @@ async def find(conn: Any, saga: str, id: str) -> Record | None:
 
 
 async def unfinished(conn: Any, saga: str) -> AsyncIterator[str]:
-    """The ids of the sagas that are under way, whether anybody is at work on them or not."""
+    """The ids of the sagas that are running or compensating, whether or not a coordinator is at work on them."""
     last = ""
     while True:
         async with rows.own(conn):

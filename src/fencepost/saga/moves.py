@@ -1,4 +1,4 @@
-"""What moves a saga from one state to the next; each is one transaction of its ledger."""
+"""The transitions of a saga from one state to the next; each happens in one transaction of its ledger."""
 
 from typing import Any
 
@@ -28,13 +28,13 @@ def failed(record: Record, step: str, cause: Exception) -> None:
 
 
 def settle(record: Record) -> None:
-    """Say so in the same transaction if that was the last step."""
+    """If that was the last step, end the saga in the same transaction."""
     if record.step is None and record.state in ("running", "compensating"):
         record.state = "done" if record.state == "running" else "compensated"
 
 
 def unstick(record: Record) -> None:
-    """Try again what failed to be undone; any other saga just goes on."""
+    """Have a stuck saga try its undo again; any other saga just goes on."""
     if record.state == "stuck":
         record.state, record.trouble = "compensating", None
 

@@ -41,18 +41,18 @@ class Task:
     id: str
     args: Any
     results: Mapping[str, Any]
-    """What the steps before it came to; for an undo, its own result too, unless it is not known to have happened."""
+    """The results of the steps before it; for an undo, its own result too, unless it is unknown whether it happened."""
     key: str
-    """The same at every attempt at this step of this saga: the Idempotency-Key for effects elsewhere."""
+    """The same at every attempt at this step of this saga: use it as the Idempotency-Key for effects elsewhere."""
     conn: Any
     """The connection, inside the transaction that also records the step; None for an external step."""
     lease: BaseLease
 
     def access(self, resource: str | None = None) -> Access:
-        """The lease's next access to ``resource``, with the key of this step; the saga's lock unless given.
+        """The lease's next access to ``resource``, by default the saga's lock, with the key of this step.
 
-        A service that verifies signatures does so for the name of its own resource: name that. As with
-        ``lease.access``, each call counts as one; use its value again to retry a request.
+        A service that verifies signatures does so for the name of its own resource: pass that name. As with
+        ``lease.access``, each call is a new access; to retry a request, use the same value again.
 
             requests.put(url, data=body, headers=task.access("account/42").headers)
         """
@@ -95,7 +95,7 @@ def plain(value: Any, what: str) -> Any:
 
 
 def word(value: str, what: str) -> str:
-    """A name that has no slash, so that names put together stay apart."""
+    """The name, if it has no slash; ConfigError if it has. Names are joined with slashes, and must stay distinct."""
     if "/" in check.name(value, what):
         raise ConfigError(f"a {what} has no slash: {value!r}")
     return value

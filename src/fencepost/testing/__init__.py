@@ -52,7 +52,7 @@ class Locks(sync.Locks):
         self.url = url
 
     def failing(self, failure: Failure, *requests: Request) -> AbstractContextManager[Fault]:
-        """Have the store fail inside the block, for these requests or all; what it gives counts how often it did.
+        """Have the store fail inside the block, for these requests or all; the Fault counts how often it did.
 
         "refused": BackendError, and nothing was done. "unknown": it was done, but the answer is lost. "hung": there is
         no answer until the block ends, or the client has waited for 5 s. The requests are "acquire", "renew",
@@ -78,7 +78,7 @@ def connect(
 ) -> Locks:
     """Locks for a test, on a store of their own in memory; or behind ``url``, as ``fencepost.connect`` has them.
 
-    The clock is the client's: a server counts a ttl by its own. To be several clients, connect again with the ``url``
+    The clock is the client's: a server counts a ttl by its own. For several clients, connect again with the ``url``
     and the ``clock`` of the first.
 
         with fencepost.testing.connect() as locks:
@@ -96,7 +96,7 @@ def connect(
 
 
 def lose(lease: sync.Lease) -> None:
-    """End a lease as a store does that gave it away or lost it: the holder is told, and the lock is free.
+    """End a lease as a store does that gave the lock away or lost it: the holder is told, and the lock is free.
 
     For example::
 
@@ -107,9 +107,9 @@ def lose(lease: sync.Lease) -> None:
 
 
 def expire(lease: sync.Lease) -> None:
-    """Have the ttl of a lease pass at once: the holder is not told, and the lock is free, or goes to who waits for it.
+    """Let the ttl of a lease pass at once: the holder is not told, and the lock is free, or goes to the next waiter.
 
-    So it is for a holder that was suspended for too long: the lease is lost as soon as it asks.
+    This is what happens to a holder that was suspended for too long: its lease is lost as soon as it asks.
 
         expire(lease)
         assert not lease.release()
@@ -118,21 +118,21 @@ def expire(lease: sync.Lease) -> None:
 
 
 def zombie(lease: sync.Lease) -> sync.Lease:
-    """Have the ttl of a lease pass at once, and another holder take over; the lease of that one.
+    """Let the ttl of a lease pass at once, and have another holder take over; return the lease of the new holder.
 
     Make a write with it, or enter: a guard refuses the zombie once it has seen a larger token, and not before.
-    ConfigError if somebody waits for the lock, and has it now: use ``expire`` then.
+    ConfigError if a waiter has taken the lock over instead: use ``expire`` then.
     """
     return call(leases.zombie, lease)
 
 
 def paused(locks: sync.Locks, meanwhile: Callable[[], object]) -> AbstractContextManager[None]:
-    """For code that locks by itself: the first lease that is acquired inside is a zombie before its holder goes on.
+    """For code that acquires its own locks: the first lease acquired inside is a zombie before its holder goes on.
 
         with paused(locks, meanwhile=lambda: pay_in(42, 10)), assert_refused():
             pay_in(42, 1)
 
-    The holder stands still as soon as it has its lease. Its ttl passes, and ``meanwhile`` is called: there another
+    The holder pauses as soon as it has its lease. Its ttl passes, and ``meanwhile`` is called: there another
     holder acquires the lock, and writes. Then the first one goes on. AssertionError if nothing is acquired inside.
     """
     return leases.paused(locks._core, meanwhile)

@@ -1,4 +1,4 @@
-"""Time that a test can make pass."""
+"""A clock that a test can advance."""
 
 import threading
 from datetime import timedelta
@@ -7,7 +7,7 @@ from fencepost import check
 from fencepost.driver import boottime
 
 NAP = 0.02
-"""Seconds after which those who wait for an instant look at the clock again: it may have been advanced."""
+"""Seconds after which code that waits for an instant looks at the clock again: it may have been advanced."""
 
 
 class Clock:
@@ -29,7 +29,7 @@ class Clock:
     def advance(self, seconds: float | timedelta) -> None:
         """Have so much time pass at once, as if the machine had been suspended: nothing is renewed meanwhile.
 
-        Leases whose deadline has passed are lost then. Those who wait learn it within a few hundredths of a second.
+        Leases whose deadline has passed are lost then. Code that waits notices within a few hundredths of a second.
         """
         passed = check.seconds(seconds, "what a clock is advanced by")
         with self._gate:

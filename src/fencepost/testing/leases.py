@@ -1,4 +1,4 @@
-"""What happens to a lease in the worst moment, made to happen at once; for both faces."""
+"""The worst that can happen to a lease, on demand; shared by the blocking and the asyncio functions."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -21,10 +21,10 @@ def _core(lease: L) -> Core[L]:
 
 
 async def _free(lease: BaseLease) -> None:
-    """Take the lock from its holder, in the store; the next waiter has it then."""
+    """Release the lock in the store, without telling its holder; the next waiter gets it."""
     backend = _core(lease).backend
     if isinstance(backend, FailingStore):
-        backend = backend.inner  # what the test does to the store does not fail
+        backend = backend.inner  # the test's own request must not fail
     await backend.release(lease.name, lease._stored, lease.token)
 
 
@@ -36,7 +36,7 @@ def _check_held(lease: BaseLease, what: str) -> None:
 
 
 async def lose(lease: BaseLease) -> None:
-    """End a lease as a store does that gave it away."""
+    """End a lease as a store does that gave the lock to another holder."""
     _check_held(lease, "lose")
     await _free(lease)
     _core(lease).backend.report(lease._stored, "it was taken away by fencepost.testing")
@@ -45,7 +45,7 @@ async def lose(lease: BaseLease) -> None:
 
 
 async def expire(lease: BaseLease) -> None:
-    """Have the ttl of a lease pass, without a word to its holder."""
+    """Let the ttl of a lease pass, without telling its holder."""
     _check_held(lease, "expire")
     lease.deadline = min(lease.deadline, _core(lease).driver.now())
     await _free(lease)

@@ -1,4 +1,4 @@
-"""The proof that a write of a stale holder is refused by the resource, whatever guard is in front of it."""
+"""The proof that the resource refuses a write of a stale holder, whatever guard is in front of it."""
 
 from collections.abc import Iterator
 from typing import overload
@@ -7,7 +7,7 @@ from fencepost.errors import LeaseLost, Refused, StaleToken
 from fencepost.rule import Verdict
 
 _STALE = ("stale fencing token", "carries no newer fencing token")
-"""What a guard says that is no Python: a trigger in the database, or a service that answers by HTTP."""
+"""The messages of guards that are not written in Python: a trigger in the database, or a service behind HTTP."""
 
 _NOT_REFUSED = (
     "the write of a stale holder was not refused. Is there a guard in its path? Did the holder that took over write, "
@@ -106,7 +106,7 @@ def _stale(error: BaseException) -> BaseException | None:
             return None
         if any(text in str(each) for text in _STALE) or _conflict(each):
             return each
-        # What was raised while another error was handled, and has nothing to do with it, does not count.
+        # Only the cause counts, not the context: an error may be raised while an unrelated one is handled.
         each = each.__cause__
     return None
 

@@ -39,7 +39,7 @@ class Fault:
         return request in self._requests
 
     async def hang(self, store: Backend) -> None:
-        """Stay until the client has lost its patience, or the fault is over."""
+        """Wait until the client's patience is over, or the fault is."""
         signal = store.driver.signal()
         self._waiting.add(signal)
         try:
@@ -56,7 +56,7 @@ class Fault:
 
 
 class FailingStore(Backend):
-    """Another store, as long as no fault is on."""
+    """Passes requests on to another store, unless a fault meets them."""
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner.address, inner.driver)

@@ -14,12 +14,12 @@ L = TypeVar("L", bound=BaseLease)
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _BETWEEN = {"asyncio", "contextlib", "contextvars", "functools", "threading", "concurrent"}
-"""What may stand between an acquire and the code that asked for it."""
+"""Modules whose frames may lie between an acquire and the code that asked for it."""
 _CROWD = 1000
 
 
 class WatchedCore(Core[L]):
-    """A core that remembers its leases, and keeps them: one that nobody has any more is still held."""
+    """A core that keeps a reference to its leases: a lease that the test has dropped is still held."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -62,7 +62,7 @@ def _place() -> str:
         task = asyncio.current_task()
     except RuntimeError:
         task = None
-    outermost = getattr(task.get_coro(), "cr_frame", None) if task else None  # below is who runs the event loop
+    outermost = getattr(task.get_coro(), "cr_frame", None) if task else None  # below it, the event loop runs
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code, module = frame.f_code, str(frame.f_globals.get("__name__", ""))

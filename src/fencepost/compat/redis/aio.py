@@ -30,10 +30,10 @@ class Lock(redis.asyncio.lock.Lock):
     """
 
     prefix: ClassVar[str] = ""
-    """What the keys of these locks begin with, as ``?prefix=`` has it where fencepost's own locks take the same keys.
-    The counter of tokens has it too, for users that may only touch such keys."""
+    """What the keys of these locks begin with: the ``?prefix=`` of fencepost's own locks, if those use the same keys.
+    The counter of tokens begins with it too, for users of Redis that may only use such keys."""
 
-    # Where redis-py puts its scripts once it has them, for locks of this class.
+    # redis-py stores its registered scripts here, for locks of this class.
     lua_release: Any = None
     lua_extend: Any = None
     lua_reacquire: Any = None
@@ -98,7 +98,7 @@ class Lock(redis.asyncio.lock.Lock):
             if hold is not None:
                 hold.gone(releasing=True)
             raise
-        self.local.hold = None  # not after a failure, nor when it was cancelled: then it can be tried again
+        self.local.hold = None  # only after success: if the release failed or was cancelled, it can be tried again
         if hold is not None:
             hold.released()
 
@@ -115,7 +115,7 @@ class Lock(redis.asyncio.lock.Lock):
         return True
 
     async def do_reacquire(self) -> Literal[True]:
-        """Begin the key's time again, as redis-py does."""
+        """Begin the key's ttl again, as redis-py does."""
         sent = boottime()
         try:
             await super().do_reacquire()
@@ -127,7 +127,7 @@ class Lock(redis.asyncio.lock.Lock):
         return True
 
     def _lost(self) -> None:
-        # redis-py refuses to extend a key without an expiry too, which says nothing about who holds it.
+        # redis-py also refuses to extend a key that never expires: that does not mean that the lock is lost.
         if self.timeout and (hold := self._hold) is not None:
             hold.gone()
 

@@ -1,4 +1,4 @@
-"""Beat that fails over: several run, one is elected and sends, and what it has sent is known to the next."""
+"""Beat with failover: several run, the elected one sends, and the next leader knows what was sent."""
 
 import json
 import logging
@@ -49,7 +49,7 @@ class Scheduler(BaseScheduler):  # type: ignore[misc]  # Celery has no types
         return f"    . election -> {self._name}\n"
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """One step: wait to be elected, or send what is due; how long to sleep."""
+        """One step: wait to be elected, or send what is due; return how long to sleep."""
         if self._campaign is None:
             ttl = setting(self.app, "fencepost_beat_ttl")
             self._campaign = Campaign(locks_of(self.app), self._name, ttl=ttl)
@@ -75,7 +75,7 @@ class Scheduler(BaseScheduler):  # type: ignore[misc]  # Celery has no types
         return pause
 
     def reserve(self, entry: ScheduleEntry) -> ScheduleEntry:
-        """Note that an entry is sent, under the term's token: whatever this raises, the entry is not sent."""
+        """Record, under the term's token, that an entry is sent; if this raises, the entry is not sent."""
         following = next(entry)
         self._note(following)
         self.schedule[entry.name] = following

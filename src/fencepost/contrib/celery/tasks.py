@@ -62,20 +62,20 @@ def fenced_task(
       ``timeout`` seconds in all; these tries do not count as retries of the task.
     - ``"wait"``: the worker waits, first come, first served, for at most ``timeout`` seconds.
 
-    After the timeout, which is without end unless given, the task fails with NotAcquired. ``locks`` are those of the
-    app's setting ``fencepost_url`` unless given; ``ttl`` and ``max_hold`` as for ``Locks.acquire``.
+    After the timeout, if one is given, the task fails with NotAcquired. ``locks`` are those of the app's setting
+    ``fencepost_url`` unless given; ``ttl`` and ``max_hold`` as for ``Locks.acquire``.
 
     The body finds its lease in a keyword-only parameter ``lease``, and guards find it by themselves. If the lease was
     lost, the task fails with LeaseLost.
 
     ``once`` opens a connection to SQLite or Postgres, or a ``RedisGuard``, in a ``with`` block. Then the body runs in
     one transaction on it, which it finds in the parameters ``conn`` and ``run``. The lease's token is admitted there
-    for the resource called as the lock, and the run is remembered with the task's result, so that a task that was done
-    is not done again when its message is delivered again: that gets the first result, and ``acks_late`` is on unless
-    you say otherwise. A run is called as its task and task id, or as ``run`` says, which is made like ``key``. In Redis
-    the commands of ``run.execute`` are carried out as the body ends, and no token is judged.
+    for the resource with the lock's name, and the run is remembered with the task's result. So a task that was done is
+    not done again when its message is delivered again: the second delivery gets the first result. ``acks_late`` is on
+    unless you say otherwise. A run is named after its task and task id, or by ``run``, which works like ``key``. In
+    Redis the commands of ``run.execute`` are carried out as the body ends, and no token is judged.
 
-    All other ``options`` are Celery's. Raises ConfigError, where the task is defined, for what cannot be meant.
+    All other ``options`` are Celery's. Raises ConfigError, where the task is defined, for invalid options.
 
         @fenced_task(app, key="account/{account_id}", busy="skip")
         def settle(account_id): ...
@@ -175,7 +175,7 @@ def _remembered(lease: Lease, open: Open, id: str, body: Callable[..., Any]) -> 
     except LeaseLost as lost:
         if not done:
             raise
-        # The effect and its memory are kept, and no newer holder had been there before them.
+        # The effect and the memory of the run are committed, and no newer holder had been there before them.
         _log.warning("run %r is done, although its lease was lost at the end: %s", id, lost)
     return result
 
@@ -205,7 +205,7 @@ class Fence:
         """The lease, or None if the task is to be skipped. Raises Retry, and NotAcquired after the timeout."""
         locks = locks_of(task.app) if self._locks is None else self._locks
         request = task.request
-        here = request.called_directly or request.is_eager  # nobody can send the message again
+        here = request.called_directly or request.is_eager  # there is no message that could be sent again
         if self._busy == "wait" or (self._busy == "retry" and here):
             timeout = None if self._timeout == inf else self._timeout
             return locks.acquire(name, ttl=self._ttl, timeout=timeout, max_hold=self._max_hold)
@@ -220,7 +220,7 @@ class Fence:
         raise self._again(task, name)
 
     def _again(self, task: Any, name: str) -> Any:
-        """Send the task's message again, and return what tells Celery so."""
+        """Send the task's message again, and return the exception that tells Celery so."""
         request = task.request
         now = time.time()
         headers = dict(request.as_execution_options()["headers"])
@@ -228,7 +228,7 @@ class Fence:
         since = now if since is None else min(since, now)
         if now - since >= self._timeout:
             return NotAcquired(name, self._timeout)
-        # Not all at the same instant, if many found it busy together.
+        # With jitter: tasks that found the lock busy together must not all come back at the same instant.
         countdown = min(self._pause * random.uniform(0.75, 1.25), max(0.0, since + self._timeout - now))
         headers[_HEADER] = [request.retries, since]
         again = task.signature_from_request(request, countdown=countdown, retries=request.retries, headers=headers)

@@ -97,7 +97,7 @@ class LockAdmin(admin.ModelAdmin):
         return HttpResponseRedirect(reverse("admin:fencepost_lock_changelist", current_app=self.admin_site.name))
 
     def _break(self, request: HttpRequest, status: Status) -> None:
-        """What cannot be logged is not done: the entry is written first, and taken back if nothing was broken."""
+        """Write the log entry first, so that no lock is broken without one; roll it back if nothing was broken."""
         log = router.db_for_write(LogEntry)
         with transaction.atomic(using=log):
             entry = self.log_change(request, Lock(name=status.name), _message(status))
@@ -112,7 +112,7 @@ class LockAdmin(admin.ModelAdmin):
                 transaction.set_rollback(True, using=log)
                 messages.warning(request, f"{status.name} is free: there is nobody to take it from.")
                 return
-            # At once: the entry may still fail to be committed.
+            # Log it at once: the commit of the entry may still fail.
             _log.warning(
                 "%s broke lock %r: holder %r, token %d", request.user, ended.name, _holders(ended), ended.token
             )

@@ -55,7 +55,7 @@ class CacheLock:
             options = options | {"timeout": 0}
         elif blocking_timeout is not None:
             options = options | {"timeout": blocking_timeout}
-        # Ctrl-C that comes once it is held, and before the caller knows, gives it back.
+        # If Ctrl-C comes after the lock was acquired, and before the caller knows of it, release the lock.
         return protected(functools.partial(self._try, options), lambda held: self.release() if held else None)
 
     def release(self) -> None:
@@ -108,7 +108,7 @@ class CacheLock:
         lease = lock.__enter__()
         try:
             self._here.held = lock, lease
-        except BaseException:  # for example, out of memory: nobody could release it
+        except BaseException:  # for example, out of memory: later nobody could release it
             lock.__exit__(None, None, None)
             raise
         return self

@@ -10,7 +10,7 @@ from fencepost.contrib.django import conf
 
 
 def check_setting(**_: Any) -> list[CheckMessage]:
-    """Errors for each key that is wrong; a warning where nobody says where locks live."""
+    """Errors for each key that is wrong; a warning if nothing names the store of the locks."""
     value = conf.raw()
     found = [
         Error(f"{conf.named(key)}: {sentence}", id="fencepost.E001" if key == "" else "fencepost.E002")

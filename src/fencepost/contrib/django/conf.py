@@ -83,7 +83,7 @@ def _policy(value: Any) -> Policy | str | Callable[[], str]:
         Policy(value)
         return value
     if callable(value) and not isinstance(value, type):
-        flag: Callable[[], str] = value  # not asked here: it may need a database that a check has none of
+        flag: Callable[[], str] = value  # not called here: it may need a database, which a check may not have
         return flag
     raise ConfigError(f"it is a mode such as 'shadow', a callable that tells one, or a Policy, not {value!r}")
 
@@ -100,11 +100,11 @@ READERS: dict[str, Callable[[Any], Any]] = {
     "POLICY": _policy,
     "METRICS_TOKEN": _secret,
 }
-"""Each key, and what makes its value what we need; ConfigError if that cannot be."""
+"""For each key, the function that checks and converts its value; it raises ConfigError for an invalid one."""
 
 
 class Conf:
-    """What the setting says, without problems in it. Nothing is contacted."""
+    """The content of a setting that has no problems. Nothing is contacted."""
 
     def __init__(self, value: Mapping[str, Any]) -> None:
         known = _known(value)
@@ -116,7 +116,7 @@ class Conf:
 
     @property
     def policy(self) -> Policy | None:
-        """For guards that are given none; None stands for theirs. Raises what a flag raises that is asked first."""
+        """The policy for guards that are given none; None means their default. The first use calls the flag, if any."""
         if self._policy is None and self._keys is not None:
             self._policy = "strict"
         if self._policy is not None and not isinstance(self._policy, Policy):
@@ -171,7 +171,7 @@ _gate = threading.Lock()
 
 
 def current() -> Conf:
-    """What this process goes by: read on first use, the same for all its threads. ConfigError as a check tells it."""
+    """The setting of this process, read on first use, the same for all threads. ConfigError if a check finds errors."""
     global _conf
     if _conf is None:
         with _gate:

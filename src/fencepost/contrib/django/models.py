@@ -1,4 +1,4 @@
-"""No table of ours: what the admin page, its permissions and its log need to name a lock."""
+"""A model without a table: the admin page, its permissions and its log need one to name a lock."""
 
 from typing import Any
 

@@ -28,7 +28,7 @@ class InstallGuard(Operation):
     def __init__(self, table: str | None = None, resource: str | None = None, column: str | None = None) -> None:
         if table is None and (resource or column):
             raise ConfigError("resource= and column= are for the triggers of a table, and none is named")
-        postgres.ddl(table, resource=resource, column=column)  # says what cannot be one
+        postgres.ddl(table, resource=resource, column=column)  # raises for invalid arguments
         self.table = table
         self.resource = resource
         self.column = column
@@ -40,7 +40,7 @@ class InstallGuard(Operation):
         return type(self).__qualname__, args, {name: value for name, value in options.items() if value is not None}
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Models are what they were."""
+        """The models do not change."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
         """Run the statements of the guard."""

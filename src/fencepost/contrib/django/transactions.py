@@ -19,12 +19,12 @@ def fenced(
 ) -> Fenced[Any]:
     """``transaction.atomic(durable=True)`` for the holder of a lock: admitted before it can read, committed at the end.
 
-    with locks.lock("account/42"), fenced("account/42"):
-        ...
-
-    Without a lease, that of the ``with lock:`` around is taken whose name is the resource's, or a path above it.
+    Without a lease, it uses that of an enclosing ``with lock:`` whose name is the resource's, or a path above it.
     Raises StaleToken, or another Refused, for a holder that was replaced, and then the block does not begin;
     ConfigError inside a transaction that has begun already: call ``admit`` there, before its first read.
+
+        with locks.lock("account/42"), fenced("account/42"):
+            ...
     """
     guard, conn = _guard(using)
     given = conf.current()
@@ -40,7 +40,7 @@ def admit(
     payload: bytes | None = None,
     policy: Policy | None = None,
 ) -> bool:
-    """The same inside a transaction of yours, such as a view's with ATOMIC_REQUESTS; call it before the first read.
+    """As ``fenced``, but in a transaction of yours, such as a view's with ATOMIC_REQUESTS; call it before any read.
 
     The mark's row stays locked until the transaction ends, commits with it and rolls back with it. Raises as
     ``fenced`` does: let the error roll the transaction back. For ``payload``, see `fencepost.guards.postgres.admit`.

@@ -42,8 +42,8 @@ def admit(
 ) -> bool:
     """Return once the write that follows in this session's transaction may be made; the mark commits with it.
 
-    Call it before the transaction's first read. Pending changes of a Session are not flushed by it. Without a lease,
-    the lease of the ``with lock:`` around here is taken; ``payload`` and what it raises are those of
+    Call it before the transaction's first read. It does not flush pending changes of a Session. Without a lease, the
+    lease of the enclosing ``with lock:`` is used; ``payload`` and the errors are those of
     `fencepost.guards.postgres.admit`.
 
         with Session(engine) as session, session.begin():
@@ -83,10 +83,10 @@ def fenced(
 ) -> Fenced[C]:
     """A whole transaction of a session: admitted before it can read, committed at the end, rolled back if it raises.
 
-    with fenced(session, "account/42", lease):
-        session.get(Account, 42).balance -= 10
-
     ConfigError if the session is in a transaction already: what it has read may be older than its lease.
+
+        with fenced(session, "account/42", lease):
+            session.get(Account, 42).balance -= 10
     """
     return _guard(session).fenced(session, resource, lease, hooks=hooks, policy=policy)  # type: ignore[no-any-return]
 
@@ -102,9 +102,9 @@ def mark(session: BlockingConnection, resource: str) -> Stamp | None:
 
 
 def prepare(metadata: MetaData) -> None:
-    """Have ``metadata.create_all`` make what the guard needs, too. It does no harm where that is there already.
+    """Have ``metadata.create_all`` create what the guard needs, too. It may run again where that exists already.
 
-    ``drop_all`` leaves it: a mark that is forgotten lets a replaced holder in.
+    ``drop_all`` does not drop it: without its mark, a resource admits a replaced holder again.
 
         prepare(Base.metadata)
         Base.metadata.create_all(engine)

@@ -72,8 +72,7 @@ def fenced(
 ) -> AsyncFenced[C]:
     """A whole transaction of a session: admitted before it can read, committed at the end, rolled back if it raises.
 
-    async with fenced(session, "account/42", lease):
-        (await session.get(Account, 42)).balance -= 10
+    For example::
 
         async with AsyncSession(engine) as session, fenced(session, "account/42", lease):
             (await session.get(Account, 42)).balance -= 10

@@ -1,7 +1,7 @@
 """The guards for asyncio: the same names, awaited.
 
-Every function is ``async def``, whatever the type of its connection, so that type checkers notice a missing await; and
-each refuses what blocks, as those of `fencepost.guards` refuse what has to be awaited.
+Every function that you await is ``async def``, so that type checkers notice a missing await. Each refuses blocking
+connections and clients, as those of `fencepost.guards` refuse asyncio ones.
 """
 
 import importlib

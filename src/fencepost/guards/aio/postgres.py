@@ -47,7 +47,7 @@ async def admit_all(
     hooks: Iterable[Hook] = (),
     policy: Policy | None = None,
 ) -> None:
-    """Admit one write to each of several resources, always in the same order, so that nobody deadlocks."""
+    """Admit one write to each of several resources, always in the same order, so that callers do not deadlock."""
     require_asyncio(conn, _THERE)
     await awaited(conn, jobs.admitting_all(leases, hooks, policy))
 
@@ -90,7 +90,7 @@ async def mark(conn: AsyncioConnection, resource: str) -> Stamp | None:
 
 
 async def raise_mark(conn: AsyncioConnection, resource: str, *, to: int, hooks: Iterable[Hook] = ()) -> Stamp:
-    """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays."""
+    """Refuse every token up to ``to`` from the commit on, and return the mark. A higher mark stays."""
     require_asyncio(conn, _THERE)
     return await awaited(conn, jobs.raising(resource, to, hooks))
 
@@ -98,7 +98,7 @@ async def raise_mark(conn: AsyncioConnection, resource: str, *, to: int, hooks: 
 async def lower_mark(
     conn: AsyncioConnection, resource: str, *, to: int, seen: int, hooks: Iterable[Hook] = ()
 ) -> Stamp:
-    """Make ``to`` the mark if its token is still ``seen``; see `fencepost.guards.postgres.lower_mark`."""
+    """Lower the mark to ``to`` if its token is still ``seen``; see `fencepost.guards.postgres.lower_mark`."""
     require_asyncio(conn, _THERE)
     return await awaited(conn, jobs.lowering_to(resource, to, seen, hooks))
 

@@ -15,7 +15,7 @@ __all__ = ["AsyncioRedis", "Done", "RedisGuard"]
 
 
 class AsyncioRedis(Protocol):
-    """redis-py's asyncio clients, told by their shape."""
+    """The methods that an asyncio client of redis-py has."""
 
     def aclose(self) -> Coroutine[Any, Any, None]: ...
     def execute_command(self, *args: Any, **options: Any) -> Any: ...
@@ -49,7 +49,7 @@ class RedisGuard(BaseRedisGuard):
         await self._enter(resource, lease)
 
     async def update(self, key: str, change: Callable[[Any], Part], lease: FenceOrAmbient = AMBIENT) -> Done:
-        """Read a string, change it and write it as one access: what ``change`` was given is what is replaced."""
+        """Read a string, change it and write it as one access: what ``change`` returns replaces what it was given."""
         return await self._update(key, change, lease)
 
     async def mark(self, resource: str) -> Stamp | None:
@@ -57,9 +57,9 @@ class RedisGuard(BaseRedisGuard):
         return await self._mark(resource)
 
     async def raise_mark(self, resource: str, *, to: int) -> Stamp:
-        """Refuse every token up to ``to``; the mark now. A mark that is higher stays."""
+        """Refuse every token up to ``to``, and return the mark. A higher mark stays."""
         return await self._raise_mark(resource, to)
 
     async def lower_mark(self, resource: str, *, to: int, seen: int) -> Stamp:
-        """Make ``to`` the mark if its token is still ``seen``; see `fencepost.guards.RedisGuard.lower_mark`."""
+        """Lower the mark to ``to`` if its token is still ``seen``; see `fencepost.guards.RedisGuard.lower_mark`."""
         return await self._lower_mark(resource, to, seen)

@@ -82,12 +82,12 @@ async def mark(conn: AsyncioConnection, resource: str) -> Stamp | None:
 
 
 async def raise_mark(conn: AsyncioConnection, resource: str, *, to: int, hooks: Iterable[Hook] = ()) -> Stamp:
-    """Refuse every token up to ``to`` from the commit on; the mark now. A mark that is higher stays."""
+    """Refuse every token up to ``to`` from the commit on, and return the mark. A higher mark stays."""
     return await _awaited(conn, jobs.raising(resource, to, hooks))
 
 
 async def lower_mark(
     conn: AsyncioConnection, resource: str, *, to: int, seen: int, hooks: Iterable[Hook] = ()
 ) -> Stamp:
-    """Make ``to`` the mark if its token is still ``seen``; see `fencepost.guards.sqlite.lower_mark`."""
+    """Lower the mark to ``to`` if its token is still ``seen``; see `fencepost.guards.sqlite.lower_mark`."""
     return await _awaited(conn, jobs.lowering_to(resource, to, seen, hooks))

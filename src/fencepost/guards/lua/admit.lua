@@ -1,13 +1,13 @@
 -- Judge an access, run it, and raise the mark, in one step.
 -- KEYS: the mark, then the keys of the command.
--- ARGV: token, seq, holder, digest ('' for an enter), then '' for what is usual: to refuse, without limits, whatever the
---   command's first key holds. Otherwise whether to refuse ('1' or '0'), and three more: the largest jump and the largest
---   first token ('' for none), what the command's first key must hold ('' anything, '-' nothing, '=' and a value). Then
---   the command, if there is one.
--- Answers the verdict, whether this very write was made before, the mark as it was, and the command's reply. If it was
--- admitted at the mark's own token, as most are, it answers the reply alone, in a table like all other answers: what
--- comes in their place, such as QUEUED, must not be taken for an admission.
--- An argument, a field and an element of an answer each cost as much as the judgement: the usual case has few.
+-- ARGV: token, seq, holder, digest ('' for an enter), the options, then the command, if there is one. In the usual case
+--   the options are one '': refuse, no limits, no expected value. Otherwise they are four: whether to refuse ('1' or
+--   '0'), the largest jump, the largest first token (each '' for no limit), and what the command's first key must hold
+--   ('' anything, '-' nothing, '=' and a value).
+-- Returns the verdict, whether the same write was made before, the mark before this access, and the command's reply.
+-- For an access that is admitted at the mark's own token, as most are, it returns only the reply, also in a table: the
+-- client must not mistake another reply, such as QUEUED, for an admission.
+-- Each argument, field and element of an answer costs as much time as the judgement itself: the usual case has few.
 local token, seq, holder, digest = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local refuses, jump, first, expected, command = true, '', '', '', 6
 if ARGV[5] ~= '' then
@@ -44,20 +44,20 @@ end
 local enters = digest == ''
 local done = verdict == 'replay' and not enters and digest == redis.call('HMGET', KEYS[1], 'digest')[1]
 local reply = false
--- A digest that goes with an expected value is this very call's: it was made, and must not be made again.
--- An enter that is repeated raises nothing, and reads.
+-- With an expected value, the digest is unique to one call: if it is done, that call was made, and must not run again.
+-- A repeated enter leaves the mark as it is, and may read.
 if verdict == 'admit' or (verdict == 'replay' and enters) or (not refuses and not (done and expected ~= '')) then
   if expected ~= '' then
     local now = redis.call('GET', KEYS[2])
     if (now and '=' .. now or '-') ~= expected then return {'changed', 0, seen, last, owner, false} end
   end
-  -- The command comes first: if it fails, the script ends there, and the mark is as it was.
+  -- Run the command before raising the mark: if it fails, the script ends here, and the mark is unchanged.
   if ARGV[command] then reply = redis.call(unpack(ARGV, command)) end
   if verdict == 'admit' then
     if seen ~= token then
       redis.call('HSET', KEYS[1], 'token', token, 'seq', seq, 'holder', holder, 'digest', digest)
     else
-      -- A bare token that enters again, with a seq of 0, leaves the mark.
+      -- A bare token that enters again, with a seq of 0, does not change the mark.
       if seq ~= '0' then redis.call('HSET', KEYS[1], 'seq', seq, 'digest', digest) end
       return {reply}
     end

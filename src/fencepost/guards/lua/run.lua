@@ -1,7 +1,7 @@
--- Run a command without a mark, if its first key still holds what was read.
+-- Run a command without judging it, if its first key still holds what the client read.
 -- KEYS: the keys of the command.
 -- ARGV: what the first key must hold ('' anything, '-' nothing, '=' and a value); then the command.
--- Answers whether it did, and the command's reply.
+-- Returns whether the command ran, and its reply.
 if ARGV[1] ~= '' then
   local now = redis.call('GET', KEYS[1])
   if (now and '=' .. now or '-') ~= ARGV[1] then return {0, false} end
