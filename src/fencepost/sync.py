@@ -383,7 +383,7 @@ class Locks:
         renew: bool = True,
         max_hold: float | timedelta | None = None,
     ) -> Lease:
-        """Wait for the lock, first come, first served, for at most ``timeout`` seconds.
+        """Wait for the lock, first come, first served where the store is fair, for at most ``timeout`` seconds.
 
         The lease is renewed in the background for as long as you keep it, or ``max_hold`` seconds
         at most; with ``renew=False`` it ends after its ttl. Raises NotAcquired, QueueFull,

@@ -41,9 +41,9 @@ class Shop:
             conn.execute("CREATE TABLE account (id INTEGER PRIMARY KEY, balance INTEGER)")
         self._accounts = 0
 
-    def celery(self, *arguments: object, ttl: float) -> Child:
+    def celery(self, *arguments: object, ttl: float, app: str = "tests.contrib.shop") -> Child:
         env = {"SHOP": json.dumps({**self.facts, "ttl": ttl})}
-        return Child.python("-m", "celery", "-A", "tests.contrib.shop", *arguments, env=env)
+        return Child.python("-m", "celery", "-A", app, *arguments, env=env)
 
     def worker(self, queue: str) -> Child:
         """The worker of a queue, started if it does not run."""
@@ -250,6 +250,14 @@ class Beats:
     def close(self) -> None:
         for child in self.children:
             child.close()
+
+
+def test_beat_ends_also_if_it_is_told_so_while_celery_lets_go_of_a_result(shop: Shop) -> None:
+    """Celery does that in a finalizer, where Python drops what a signal handler raises."""
+    beat = ("beat", "-S", "fencepost.contrib.celery:Scheduler", "-l", "WARNING")
+    with shop.celery(*beat, ttl=LONG, app="tests.contrib.ended_shop") as child:
+        assert child.wait() == 0
+        assert "SystemExit" not in child.errors
 
 
 def test_beat_fails_over_and_sends_nothing_twice(shop: Shop) -> None:

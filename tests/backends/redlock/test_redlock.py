@@ -79,6 +79,14 @@ async def test_nodes_that_hang_before_the_first_connection_cost_the_others_no_ti
 
 
 @pytest.mark.parametrize("face", FACES)
+async def test_a_node_that_hangs_before_it_is_connected_leaves_the_others_time_to_answer(five: Five, face: str) -> None:
+    client = Client(face, five.url, ttl=TTL)
+    five.members[1].pause()
+    assert await client.status("a") is None
+    await client.close()
+
+
+@pytest.mark.parametrize("face", FACES)
 async def test_a_grant_that_comes_after_the_release_is_given_back(five: Five, face: str) -> None:
     client = Client(face, five.url, ttl=TTL)
     assert await (await client.acquire("warm")).release()

@@ -134,7 +134,7 @@ def _keepalive(config: dict[str, str]) -> list[Finding]:
         Finding(
             "warn",
             f"tcp-keepalive {seconds}",
-            "a waiter whose host vanished without a word counts as alive for that long, and is handed the lock in "
-            "vain; set it to 60 or less",
+            "a waiter whose host vanished without a word counts as alive for that long, and is handed the lock "
+            "meanwhile, which nobody then uses; set it to 60 or less",
         )
     ]

@@ -165,8 +165,8 @@ async def _tasks(asked: Asked, dial: Dial) -> Answers:
     nodes = [node for node, *_ in asked if isinstance(node, TaskNode)]
     lacking = sum(node.at_hand() is None for node in nodes)
     secret = await _secret(dial, len(nodes) - lacking, lacking) if lacking else None
-    until = monotonic() + dial.timeout
-    connections = await _streams(nodes, until, secret)
+    connections = await _streams(nodes, monotonic() + dial.timeout, secret)
+    until = monotonic() + dial.timeout  # from now: a server that could not be reached costs the others no time
     sent: list[list[Reply] | BackendError] = []
     try:
         for (_, endpoint, requests, fits), connection in zip(asked, connections, strict=True):

@@ -14,7 +14,7 @@ def examine(session: Session, hosts: int, asked: float, counts: dict[str, int]) 
     findings = [_server(session, hosts)]
     granted = session.lasts(asked)
     if granted == asked:
-        findings.append(Finding("ok", f"a ttl of {asked:g} s is granted as asked", "sessions are a third longer"))
+        findings.append(Finding("ok", f"a ttl of {asked:g} s is granted as asked", "sessions are half as long again"))
     else:
         findings.append(
             Finding(

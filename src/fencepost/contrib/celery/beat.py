@@ -81,6 +81,16 @@ class Scheduler(BaseScheduler):  # type: ignore[misc]  # Celery has no types
         self.schedule[entry.name] = following
         return following
 
+    def apply_async(self, entry: ScheduleEntry, *args: Any, **kwargs: Any) -> Any:
+        """Send an entry, and let go of its result, which nobody reads here."""
+        result = super().apply_async(entry, *args, **kwargs)
+        if (backend := getattr(result, "backend", None)) is not None:
+            # Celery does this in the result's __del__, by a request to the result backend. There, Python drops the
+            # SystemExit that Celery's handler of SIGTERM raises, and beat would go on.
+            backend.remove_pending_result(result)
+            result.backend = None
+        return result
+
     def close(self) -> None:
         """Resign, and let go of the broker."""
         campaign, self._campaign, self._led = self._campaign, None, None
