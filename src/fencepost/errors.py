@@ -213,13 +213,12 @@ def refusal(verdict: Verdict, resource: str, offer: Stamp | None, mark: Stamp | 
             mark,
         )
     if verdict is Verdict.CLASH:
-        return TokenClash(
-            f"token clash on {resource!r}: token {token} was issued to two holders; the issuer lost its "
-            f"history: raise it past {token} with 'fencepost bump'",
-            resource,
-            offer,
-            mark,
-        )
+        why = f"token {token} was issued to two holders; the issuer lost its history: raise it past {token} with "
+        why += "'fencepost bump'"
+        if mark is not None and not mark.holder:  # then the issuer need not be at fault
+            why = f"the mark has token {token} without a holder: somebody raised it by hand, or a client sent the "
+            why += "token alone; stop, and acquire the lock again for a larger token"
+        return TokenClash(f"token clash on {resource!r}: {why}", resource, offer, mark)
     return ReplayMismatch(
         f"access {seq} under token {token} was made to {resource!r} before, and not known to be this very "
         f"one; each access of a lease takes its own stamp",

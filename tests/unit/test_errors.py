@@ -65,3 +65,12 @@ def test_who_holds_a_lock_is_shown_and_never_obeyed() -> None:
     for facts in ({"label": "a\x1b[31m\nb"}, {"holder": "a\x1b[31m\nb"}):
         assert r"'a\x1b[31m\nb' holds it" in str(errors.NotAcquired("lock", 5.0, **facts))
     assert ": Jörg holds it" in str(errors.NotAcquired("lock", 5.0, label="Jörg"))
+
+
+def test_a_clash_with_a_mark_without_a_holder_does_not_blame_the_issuer() -> None:
+    """Such a mark was raised by hand, or by a client that sends its token alone."""
+    offer = Stamp(7, 1, "ann")
+    assert "issued to two holders" in str(refusal(Verdict.CLASH, "thing", offer, Stamp(7, 1, "bob")))
+    error = refusal(Verdict.CLASH, "thing", offer, Stamp(7, 1, ""))
+    assert "without a holder" in str(error)
+    assert "bump" not in str(error)
