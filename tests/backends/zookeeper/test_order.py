@@ -205,7 +205,7 @@ def queued(
 
 
 def settled(locks: sync.Locks, name: str, waiter: Background[sync.Lease]) -> None:
-    """A waiter that was woken has looked, and waits again: whoever else acquires meanwhile takes longer than that."""
+    """Wait until a waiter that was woken has looked, and waits again: this acquire takes longer than that."""
     with pytest.raises(fencepost.NotAcquired):
         locks.acquire(name, timeout=0.5)
     assert not waiter.done, "somebody else holds the lock"
