@@ -22,7 +22,7 @@ demo: .venv/demo.stamp ## Watch a paused holder corrupt a resource, then be refu
 test: setup servers ## Run the tests against real servers (STORE=redis: one store; ARGS="-k name": what you name)
 	@scripts/test $(if $(STORE),--store "$(STORE)") $(ARGS)
 
-experiments: setup servers ## What is long from end to end, at its smallest size: experiments, torture, load, simulated worlds, packages
+experiments: setup servers ## What is long from end to end, at its smallest size: experiments, torture, load, simulated worlds, greenlets, the page of the simulator, packages
 	@scripts/test -m experiment $(ARGS)
 
 quick: setup ## Lint, formatting, types, and every test that needs no server; below a minute

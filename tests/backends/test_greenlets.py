@@ -14,6 +14,7 @@ MORE = {"consul_server": "?session_ttl_min=500ms", "redlock_servers": "?node_tim
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.experiment
 @pytest.mark.parametrize("kind", ["gevent", "eventlet"])
 @pytest.mark.parametrize("store", ["memory", "sqlite", *SERVERS])
 def test_greenlets_wait_renew_lose_and_are_ended_without_stopping_each_other(

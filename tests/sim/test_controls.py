@@ -1,4 +1,7 @@
-"""Every control of the page, by hand and by key, in a real Chromium."""
+"""Every control of the page, by hand and by key, in a real Chromium.
+
+Half a minute of a browser's work; test_people.py and test_sharing.py use the page in each ``make test``.
+"""
 
 import json
 from base64 import urlsafe_b64encode
@@ -9,6 +12,8 @@ import pytest
 from fencepost_lab.sim.scenario import FENCINGS
 from tests.harness.waiting import until
 from tests.sim.browser import Browser, wait_score, wait_words
+
+pytestmark = pytest.mark.experiment
 
 CARD = '.card[data-who="{}"] [data-do="{}"]'
 HELD = [{"at": 0, "who": "A", "do": "acquire"}, {"at": 0.5, "who": "B", "do": "acquire"}]

@@ -111,6 +111,7 @@ def link(actions: list[dict[str, object]], **settings: object) -> str:
     return urlsafe_b64encode(scenario.encode()).decode().rstrip("=")
 
 
+@pytest.mark.experiment
 def test_a_static_page_plays_while_python_loads_then_runs_everything_itself(
     browser: Browser, site: Path, tmp_path: Path
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_static_page_plays_while_python_loads_then_runs_everything_itself(
         gate.set()
 
 
+@pytest.mark.experiment
 def test_a_file_that_is_missing_is_said_and_the_recordings_play(browser: Browser, site: Path, tmp_path: Path) -> None:
     copy = tmp_path / "site"
     export(copy, recorded=True)
@@ -187,6 +189,7 @@ def test_a_file_that_is_missing_is_said_and_the_recordings_play(browser: Browser
         browser.complaints()  # the browser itself tells of the missing file
 
 
+@pytest.mark.experiment
 def test_without_its_recording_the_page_says_so_and_no_button_fails(browser: Browser, tmp_path: Path) -> None:
     export(tmp_path / "site", recorded=True)
     shutil.rmtree(tmp_path / "site" / "data" / "traces")
