@@ -7,7 +7,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -153,12 +153,35 @@ def servers_time() -> float:
     while pids:
         pid = pids.pop()
         try:
-            used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]
+            own, *reaped = _counted(pid)
             pids += children(pid)
         except OSError:  # it has just ended
             continue
-        servers += sum(map(int, used)) / os.sysconf("SC_CLK_TCK")
+        servers += max(own, _scheduled(pid)) + sum(reaped)
     return servers
+
+
+def _counted(pid: int) -> tuple[float, float, float]:
+    """The seconds of processors that a process has used, and that its children did which have ended, user and system.
+
+    They are counted in ticks of 10 ms, and what is left of a tick is not.
+    """
+    ticks = [int(used) for used in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]]
+    second = os.sysconf("SC_CLK_TCK")
+    return (ticks[0] + ticks[1]) / second, ticks[2] / second, ticks[3] / second
+
+
+def _scheduled(pid: int) -> float:
+    """The same of its present threads, to the nanosecond: a database has hundreds of processes that do little each.
+
+    It is 0 where the kernel does not tell.
+    """
+    used = 0
+    with suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):  # it has just ended
+                used += int((thread / "schedstat").read_text().split()[0])
+    return used / 1e9
 
 
 def measure(

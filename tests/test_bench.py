@@ -76,6 +76,13 @@ def test_what_the_processes_that_it_started_have_computed_is_counted() -> None:
     assert servers_time() >= before + 0.25, "and afterwards"
 
 
+def test_what_they_have_computed_is_counted_to_less_than_a_tick() -> None:
+    before = servers_time()
+    with Child.python("-c", "import time\nprint(time.process_time(), flush=True)\ninput()") as child:
+        spent = float(child.line()) if Path("/proc/self/schedstat").exists() else 0.0  # else only ticks are known
+        until(lambda: servers_time() - before >= spent, "all of it is seen", watching=[child])
+
+
 def test_neither_the_counting_nor_the_collection_of_the_heap_counts_as_work(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
 
