@@ -58,6 +58,7 @@ def test_what_the_environment_decides_is_left_to_typer(monkeypatch: pytest.Monke
         quick.command(COMMANDS["guard"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code"),
     [
@@ -107,6 +108,7 @@ def test_a_reader_that_went_away_is_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_bash_completes_commands_and_the_names_of_locks(tmp_path: Path) -> None:
     program = tmp_path / "fencepost"
     patient = "from fencepost.cli import main, options; options.SOON = 60; main()"

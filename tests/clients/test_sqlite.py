@@ -38,6 +38,7 @@ async def test_engines_of_one_database_share_its_locks(tmp_path: Path, face: str
     blocking.dispose()
 
 
+@pytest.mark.slow
 @isolated
 def test_a_database_of_django_s(tmp_path: Path) -> None:
     from tests.contrib.django import site

@@ -162,6 +162,7 @@ def test_an_order_is_read_whole_while_the_next_one_is_written(tmp_path: Path) ->
     board.close()
 
 
+@pytest.mark.slow
 def test_the_faults_are_listed_without_a_store_and_a_run_needs_one() -> None:
     listed = CliRunner().invoke(app, ["torture", "--faults", "list"])
     assert listed.exit_code == 0
