@@ -100,6 +100,26 @@ def test_whatever_users_call_has_an_example() -> None:
     assert bare == []
 
 
+def code_as_prose(doc: str | None) -> list[str]:
+    """The paragraphs of a docstring that are code, and are not indented: the page would show them as prose."""
+    paragraphs = (part.splitlines() for part in re.split(r"\n\s*\n", inspect.cleandoc(doc or "")))
+    return [
+        "\n".join(lines)
+        for lines in paragraphs
+        if lines and not lines[0].startswith(" ") and pages.is_python(lines) and re.search(r"[(=]", "".join(lines))
+    ]
+
+
+def test_every_example_is_set_apart() -> None:
+    assert code_as_prose("Hold it.\n\nwith lock:\n    work()\n"), "it is noticed"
+    docs = [(path, importlib.import_module(path).__doc__) for path in MODULES]
+    for path, name, value in PUBLIC:
+        docs.append((f"{path}.{name}", value.__doc__))
+        if inspect.isclass(value):
+            docs += [(f"{path}.{name}.{each}", member.__doc__) for each, member in vars(value).items()]
+    assert [(where, code) for where, doc in docs if (code := code_as_prose(doc))] == []
+
+
 def test_what_is_given_is_still_there() -> None:
     known = {(path, name) for path, name, _ in PUBLIC}
     assert {(path, name) for path, given in GIVEN.items() for name in given} - known == set()

@@ -1,9 +1,11 @@
 """APScheduler 3: each job runs once per fleet, however many processes have the same scheduler.
 
-locks = fencepost.connect("redis://localhost:6379/0")
-fleet = FleetExecutor(locks, "jobs", state="redis://localhost:6379/0")
-scheduler = BackgroundScheduler(executors={"default": fleet})
-scheduler.add_job(report, "cron", hour=4, id="report", misfire_grace_time=60)
+For example::
+
+    locks = fencepost.connect("redis://localhost:6379/0")
+    fleet = FleetExecutor(locks, "jobs", state="redis://localhost:6379/0")
+    scheduler = BackgroundScheduler(executors={"default": fleet})
+    scheduler.add_job(report, "cron", hour=4, id="report", misfire_grace_time=60)
 """
 
 import asyncio

@@ -179,7 +179,9 @@ class Fencepost:
     ) -> None:
         """Put a guard in front of an application's endpoints: a write without a token is answered 428, a stale one 409.
 
-        fence.guard(app, {"pay": "account/{account_id}"})
+        For example::
+
+            fence.guard(app, {"pay": "account/{account_id}"})
 
         The names are those of the views, ``blueprint.view`` for one of a blueprint. The view admits the stamp in its
         own transaction: it finds it by ``fenced``. See `fencepost.guards.wsgi.Fence` for the options.

@@ -130,8 +130,10 @@ class Fencepost:
 
         404 for a name that no lock can have, since names come from requests.
 
-        async with fence.lock(f"account/{request.path_params['account_id']}") as lease:
-            ...
+        For example::
+
+            async with fence.lock(f"account/{request.path_params['account_id']}") as lease:
+                ...
         """
         terms = self._terms.but(timeout, busy, retry_after)
         if wrong := misnamed(name):

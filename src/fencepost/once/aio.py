@@ -1,9 +1,11 @@
 """Run once, for asyncio connections and clients: the same names, awaited; see `fencepost.once`.
 
-async with once(conn, "billing/2026-11") as run:
-    if not run.done:
-        await conn.execute("UPDATE account SET balance = balance - 10")
-        run.result = {"billed": 10}
+For example::
+
+    async with once(conn, "billing/2026-11") as run:
+        if not run.done:
+            await conn.execute("UPDATE account SET balance = balance - 10")
+            run.result = {"billed": 10}
 """
 
 from datetime import datetime, timedelta

@@ -1,14 +1,16 @@
 """Who may use which keys: bearer tokens and client certificates, from a file that holds no secret.
 
-[[client]]
-name = "billing"
-sha256 = "<64 digits>"             # of the bearer token; --new-token prints the line
-prefixes = ["account/", "invoice/"]
+For example::
 
-[[client]]
-name = "reports"
-certificate = "reports.internal"   # the common name of its certificate
-prefixes = [""]                    # every key
+    [[client]]
+    name = "billing"
+    sha256 = "<64 digits>"             # of the bearer token; --new-token prints the line
+    prefixes = ["account/", "invoice/"]
+
+    [[client]]
+    name = "reports"
+    certificate = "reports.internal"   # the common name of its certificate
+    prefixes = [""]                    # every key
 """
 
 import hmac

@@ -1,7 +1,9 @@
 """SQLAlchemy's asyncio: the same names, awaited; see `fencepost.contrib.sqlalchemy`.
 
-async with locks.lock("account/42") as lease, fenced(session, "account/42", lease):
-    (await session.get(Account, 42)).balance -= 10
+For example::
+
+    async with locks.lock("account/42") as lease, fenced(session, "account/42", lease):
+        (await session.get(Account, 42)).balance -= 10
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,10 @@
 """The guard for Postgres, for asyncio connections of psycopg and SQLAlchemy; see `fencepost.guards.postgres`.
 
-async with conn.transaction():
-    await postgres.admit(conn, "account/42", lease)
-    await conn.execute("UPDATE account SET balance = %s WHERE id = 42", (balance,))
+For example::
+
+    async with conn.transaction():
+        await postgres.admit(conn, "account/42", lease)
+        await conn.execute("UPDATE account SET balance = %s WHERE id = 42", (balance,))
 """
 
 from collections.abc import Iterable, Mapping
@@ -70,8 +72,10 @@ def fenced(
 ) -> AsyncFenced[C]:
     """A whole transaction for reading, changing and writing: admitted before it can read, committed at the end.
 
-    async with postgres.fenced(conn, "account/42", lease):
-        ...
+    For example::
+
+        async with postgres.fenced(conn, "account/42", lease):
+            ...
     """
     require_asyncio(conn, _THERE)
     return AsyncFenced(conn, lambda conn: admit(conn, resource, lease, hooks=hooks, policy=policy))

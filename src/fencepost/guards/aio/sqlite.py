@@ -1,8 +1,10 @@
 """The guard for SQLite, for asyncio connections of SQLAlchemy; see `fencepost.guards.sqlite`.
 
-async with conn.begin():
-    await sqlite.admit(conn, "account/42", lease)
-    await conn.execute(text("UPDATE account SET balance = 50 WHERE id = 42"))
+For example::
+
+    async with conn.begin():
+        await sqlite.admit(conn, "account/42", lease)
+        await conn.execute(text("UPDATE account SET balance = 50 WHERE id = 42"))
 """
 
 from collections.abc import Iterable, Mapping
@@ -69,8 +71,10 @@ def fenced(
 ) -> AsyncFenced[C]:
     """A whole transaction for reading, changing and writing: admitted before it can read, committed at the end.
 
-    async with sqlite.fenced(conn, "account/42", lease):
-        ...
+    For example::
+
+        async with sqlite.fenced(conn, "account/42", lease):
+            ...
     """
     require_asyncio(conn, "guards.sqlite")
     return AsyncFenced(conn, lambda conn: admit(conn, resource, lease, hooks=hooks, policy=policy))
