@@ -21,9 +21,7 @@ def test_every_mutant_can_be_made_and_names_tests_that_exist(mutate: ModuleType)
     mutants = mutate.mutants()
     assert len({each.name for each in mutants}) == len(mutants) >= 100
     for mutant in mutants:
-        changed = mutant.applied((ROOT / mutant.file).read_text("utf-8"))
-        if mutant.file.endswith(".py"):
-            ast.parse(changed)
+        mutant.applied((ROOT / mutant.file).read_text("utf-8"))
         assert mutant.breaks.endswith("."), mutant.name
         assert mutant.tests, mutant.name
         for tests in mutant.tests:
@@ -31,6 +29,13 @@ def test_every_mutant_can_be_made_and_names_tests_that_exist(mutate: ModuleType)
             function = name.rpartition("::")[2].partition("[")[0]
             assert (ROOT / path).exists(), tests
             assert not function or f"def {function}(" in (ROOT / path).read_text("utf-8"), tests
+
+
+@pytest.mark.slow
+def test_every_mutant_of_python_is_python(mutate: ModuleType) -> None:
+    for mutant in mutate.mutants():
+        if mutant.file.endswith(".py"):
+            ast.parse(mutant.applied((ROOT / mutant.file).read_text("utf-8")))
 
 
 def test_the_rule_each_guard_each_script_in_a_server_and_the_core_have_mutants(mutate: ModuleType) -> None:
