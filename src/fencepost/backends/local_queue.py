@@ -58,7 +58,7 @@ class LocalQueues:
                 next(iter(queue.values())).set()
 
     def _skip_abandoned(self, name: str) -> None:
-        """Remove the waiters whose event loop was closed: they cannot be woken, and will not leave by themselves."""
-        queue = self._queues.get(name, {})
-        for holder in [holder for holder, signal in queue.items() if abandoned(signal)]:
-            self.leave(name, holder)
+        """Remove the first waiters if their event loop was closed: they cannot be woken, and will not leave by
+        themselves. Such waiters further back are inert: they are passed over, and removed once they are first."""
+        while (queue := self._queues.get(name)) and abandoned(next(iter(queue.values()))):
+            self.leave(name, next(iter(queue)))

@@ -20,6 +20,7 @@ from fencepost.backends.postgres.connection import LIBPQ, OURS, Call, Target
 from fencepost.backends.postgres.doctor import examine
 from fencepost.backends.postgres.listener import Listener, Waiter
 from fencepost.backends.postgres.pool import Links
+from fencepost.backends.postgres.turns import Turns
 from fencepost.driver import Driver
 from fencepost.driver.backoff import Backoff
 from fencepost.errors import BackendError, ConfigError, QueueFull
@@ -98,6 +99,7 @@ class Postgres(Backend):
 
     def _begin(self) -> None:
         self._queues = LocalQueues()
+        self._turns = Turns(self.driver)
         self._listener = self._new_listener()
         self._cleanups: Cleanups[tuple[str, str]] = Cleanups(
             self.driver, self._clean, "fencepost-postgres-leave", pauses=(_RETRY[1], _RETRY[1]), lasting=_OWED
@@ -163,16 +165,27 @@ class Postgres(Backend):
     async def _ask(
         self, name: str, holder: str, ttl: float, limit: int | None, queue: int | None, process: int | None
     ) -> list[int]:
-        answer = await self._links.call(
-            self._take if limit is None else self._take_share,
-            name,
-            holder,
+        call = self._take if limit is None else self._take_share
+        args = (
             _kept(ttl),
             *(() if limit is None else (str(limit),)),
             None if queue is None else str(queue),
             None if process is None else str(process),
         )
+        if queue is None:
+            answer = await self._links.call(call, name, holder, *args)
+        else:
+            answer = await self._in_turn(call, name, holder, *args)
         return [int(part) for part in (answer or "")[1:-1].split(",")]
+
+    async def _in_turn(self, call: Call, name: str, holder: str, *args: str | None, ahead: bool = False) -> str | None:
+        """Make one of the calls that lock the row of ``name``."""
+        turns, mine = self._turns, self.driver.signal()
+        try:
+            await turns.enter(name, mine, ahead=ahead)
+            return await self._links.call(call, name, holder, *args)
+        finally:
+            turns.leave(name, mine)
 
     def _granted(self, answer: list[int], sent: float, ttl: float) -> Grant:
         if len(answer) == 1:
@@ -259,10 +272,10 @@ class Postgres(Backend):
     async def release(self, name: str, holder: str, token: int) -> bool:
         process = self._listener.id
         if process is None or not self._queues.busy(name):
-            return await self._links.call(self._release, name, holder, str(token)) == "t"
+            return await self._in_turn(self._release, name, holder, str(token), ahead=True) == "t"
         sent = self.driver.now()
         try:
-            answer = await self._links.call(self._hand_over, name, holder, str(token), str(process))
+            answer = await self._in_turn(self._hand_over, name, holder, str(token), str(process), ahead=True)
             held, *now_held = (answer or "").split()
             if now_held and self._listener.find(now_held[0]):  # else the server notifies the next holder's process
                 next_holder, *numbers = now_held
