@@ -1,5 +1,6 @@
 """The SQLite file under the embedded backend."""
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import fencepost
 from fencepost.backends.sqlite.file import File
 from fencepost.errors import BackendError
+from fencepost.sql.sqlite import patiently
 from tests.harness.logs import logged
 
 
@@ -36,3 +38,27 @@ def test_a_file_that_cannot_be_made_is_the_only_thing_that_is_said(
         locks.acquire("job", timeout=1)
     assert not failed.value.ambiguous
     assert logged(caplog) == [], "nothing was acquired, so there is nothing to clean up"
+
+
+def test_a_file_that_is_locked_for_a_moment_is_tried_again_before_the_first_sleep(tmp_path: Path) -> None:
+    path, naps, tries = tmp_path / "a.db", list[float](), list[bool]()
+
+    def attempt() -> None:
+        tries.append(other.in_transaction)
+        if len(tries) == 4:
+            other.execute("ROLLBACK")
+        mine.execute("BEGIN IMMEDIATE")
+
+    with (
+        contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other,
+        contextlib.closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as mine,
+    ):
+        other.execute("BEGIN EXCLUSIVE")
+        patiently(attempt, busy=60.0, sleep=naps.append)
+        assert (tries, naps) == ([True] * 4, [])
+        mine.execute("ROLLBACK")
+        other.execute("BEGIN EXCLUSIVE")
+        tries.clear()
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            patiently(lambda: mine.execute("BEGIN IMMEDIATE"), busy=0.01, sleep=naps.append)
+        assert naps, "one that is locked for longer is waited for"
