@@ -10,7 +10,7 @@ from fencepost.address import Address
 from fencepost.backend import Hold, Promises, Renewal, Status
 from fencepost.backends.local_queue import LocalQueues
 from fencepost.backends.polling import Polling
-from fencepost.driver import Driver
+from fencepost.driver import Driver, Signal
 from fencepost.driver.tasks import Asyncio
 from fencepost.driver.threads import Blocking
 from fencepost.lease import Grant
@@ -137,6 +137,26 @@ async def test_those_behind_one_whose_coroutine_was_closed_go_on() -> None:
     del store.held["a"]
     assert await (await behind).release()
     await locks.close()
+
+
+def test_one_whose_event_loop_was_closed_is_not_woken_in_place_of_the_next() -> None:
+    queues, driver = LocalQueues(), Asyncio()
+    live, gone = asyncio.new_event_loop(), asyncio.new_event_loop()
+
+    async def join(holder: str) -> Signal:
+        signal = driver.signal()
+        await signal.wait(0)  # from now on it belongs to this event loop
+        return queues.await_turn("a", holder, signal)
+
+    live.run_until_complete(join("first"))
+    gone.run_until_complete(join("gone"))
+    last = live.run_until_complete(join("last"))
+    gone.close()
+    queues.leave("a", "first")
+    live.run_until_complete(asyncio.sleep(0))
+    assert last.is_set()
+    assert queues.first("a", "last")
+    live.close()
 
 
 def test_many_threads_that_come_and_go_in_one_queue_see_one_first() -> None:

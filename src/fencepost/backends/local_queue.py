@@ -52,13 +52,19 @@ class LocalQueues:
             if queue is None or holder not in queue:
                 return
             del queue[holder]
-            if not queue:
-                del self._queues[name]
-            else:
-                next(iter(queue.values())).set()
+            self._wake_first(name, queue)
 
     def _skip_abandoned(self, name: str) -> None:
         """Remove the first waiters if their event loop was closed: they cannot be woken, and will not leave by
         themselves. Such waiters further back are inert: they are passed over, and removed once they are first."""
-        while (queue := self._queues.get(name)) and abandoned(next(iter(queue.values()))):
-            self.leave(name, next(iter(queue)))
+        queue = self._queues.get(name)
+        if queue and abandoned(next(iter(queue.values()))):
+            self._wake_first(name, queue)
+
+    def _wake_first(self, name: str, queue: dict[str, Signal]) -> None:
+        while queue and abandoned(next(iter(queue.values()))):
+            del queue[next(iter(queue))]
+        if queue:
+            next(iter(queue.values())).set()
+        elif self._queues.get(name) is queue:
+            del self._queues[name]

@@ -75,7 +75,7 @@ def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
     failures: list[str] = []
     ask = Backend._ask
 
-    async def ask_and_count(self: Backend, *args: Any) -> list[int]:
+    async def ask_and_count(self: Backend, *args: Any) -> tuple[float, list[int]]:
         try:
             return await ask(self, *args)
         except BackendError as error:

@@ -1,7 +1,8 @@
-"""Requests of one process about one lock: sent one after another, a release first."""
+"""Requests of one process to join the queue of one lock: sent one after another, and a release at once."""
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -11,15 +12,13 @@ import fencepost
 from fencepost import sync
 from fencepost.backends.postgres import turns
 from fencepost.backends.postgres.backend import Postgres as Backend
-from fencepost.backends.postgres.connection import Call
-from fencepost.backends.postgres.pool import Links
 from fencepost.backends.postgres.turns import Turns
 from fencepost.driver import run as drive
 from fencepost.driver.tasks import Asyncio
-from fencepost.driver.threads import Blocking
-from fencepost.errors import BackendError
+from fencepost.driver.threads import Blocking, ThreadSignal
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, session
+from tests.harness.isolated import in_fork, isolated
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 ROW = "SELECT FROM fencepost.lock WHERE name = %s FOR UPDATE"
@@ -72,31 +71,17 @@ def test_many_who_wait_for_one_lock_leave_the_connections_to_other_locks(
         served(waiters)
 
 
-def test_a_release_goes_before_those_that_still_wait_for_their_turn(
-    server: Postgres, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_needs_no_turn(server: Postgres, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "PATIENCE", LONG)
-    made: list[str] = []
-    call = Links.call
-
-    async def note_and_call(self: Links, statement: Call, *args: str | None) -> str | None:
-        made.append(statement._name.decode())
-        return await call(self, statement, *args)
-
     with fencepost.connect(server.url, ttl=LONG) as locks:
         holder = locks.acquire(name)
-        monkeypatch.setattr(Links, "call", note_and_call)
         with locked_row(server, name):
-            waiters = [aside(locks.acquire, name)]
-            until(lambda: blocked(server) == 1, "the first is sent")
-            made.clear()
-            waiters += [aside(locks.acquire, name) for _ in range(2)]
-            until(lambda: queued(locks, name) == 2, "the others wait")
+            waiters = [aside(locks.acquire, name) for _ in range(3)]
+            until(lambda: (queued(locks, name), blocked(server)) == (2, 1), "one is sent, two wait")
             released = aside(holder.release)
-            until(lambda: queued(locks, name) == 3, "the release waits for the first alone")
-            assert not made
+            until(lambda: blocked(server) == 2, "the release is sent too")
+            assert queued(locks, name) == 2
         assert released.result(PATIENCE)
-        assert made[0] in ("release", "hand_over")
         served(waiters)
 
 
@@ -168,17 +153,87 @@ def test_one_that_is_cancelled_while_it_waits_passes_its_turn_on(monkeypatch: py
     run(scene())
 
 
-def test_one_whose_time_is_up_before_its_turn_was_certainly_not_sent() -> None:
+def test_a_request_without_an_answer_delays_one_other_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That one is sent without its turn, and the next ones wait for it, not for the one without an answer."""
+    driver = Blocking()
+    turn = Turns(driver)
+    lost, second, third = (driver.signal() for _ in range(3))
+    drive(turn.enter("a", lost))
+    monkeypatch.setattr(turns, "PATIENCE", 0.01)
+    drive(turn.enter("a", second))
+    monkeypatch.setattr(turns, "PATIENCE", LONG)
+    turn.leave("a", second)
+    drive(driver.within(PATIENCE, turn.enter("a", third)))
+    turn.leave("a", lost)
+    assert turn._sent == {"a": third}, "the answer came late: the third still has its turn"
+    turn.leave("a", third)
+    assert (turn._sent, turn._waiting) == ({}, {})
+
+
+def test_a_request_whose_caller_has_little_time_keeps_most_of_it_for_the_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "PATIENCE", LONG)
     driver = Blocking()
     turn = Turns(driver)
     drive(turn.enter("a", driver.signal()))
+    waits: list[float] = []
 
-    async def scene() -> None:
-        mine = driver.signal()
-        with pytest.raises(BackendError, match="earlier requests about the lock 'a'") as raised:
-            await driver.within(0.01, turn.enter("a", mine))
-        turn.leave("a", mine)
-        assert not raised.value.ambiguous
+    class Noted(ThreadSignal):
+        async def wait(self, timeout: float | None = None) -> bool:
+            assert timeout is not None
+            waits.append(timeout)
+            raise KeyboardInterrupt
 
-    drive(scene())
+    mine = Noted()
+    with pytest.raises(KeyboardInterrupt):
+        drive(driver.within(PATIENCE, turn.enter("a", mine)))
+    turn.leave("a", mine)
+    assert 0 < waits[0] <= PATIENCE / 4
     assert not turn._waiting
+
+
+def test_a_lease_is_counted_from_when_its_request_was_sent(
+    server: Postgres, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from when it began to wait for its turn."""
+    monkeypatch.setattr(turns, "PATIENCE", LONG)
+    with fencepost.connect(server.url, ttl=LONG) as locks:
+        assert locks.acquire(name).release()
+        backend = locks._core.backend
+        assert isinstance(backend, Backend)
+        before = backend.driver.signal()
+        drive(backend._turns.enter(name, before))
+        taken = aside(lambda: drive(backend.take(name, "me", LONG, 10)))
+        until(lambda: queued(locks, name) == 1, "it waits for its turn")
+        ended = backend.driver.now()
+        backend._turns.leave(name, before)
+        grant = taken.result(PATIENCE)
+        assert grant is not None
+        assert grant.since >= ended
+
+
+@isolated
+async def test_a_forked_child_waits_for_no_request_of_its_parent() -> None:
+    driver = Blocking()
+    turn = Turns(driver)
+    drive(turn.enter("a", driver.signal()))
+    inside, go_on = threading.Event(), threading.Event()
+
+    def stay_inside() -> None:
+        with turn._gate:
+            inside.set()
+            go_on.wait()
+
+    async def child() -> None:
+        turn.forked()
+        mine = driver.signal()
+        drive(driver.within(PATIENCE, turn.enter("a", mine)))
+        assert turn._sent == {"a": mine}
+        turn.leave("a", mine)
+
+    other = aside(stay_inside)
+    assert inside.wait(PATIENCE)
+    await in_fork(child, PATIENCE)
+    go_on.set()
+    other.result(PATIENCE)

@@ -83,6 +83,7 @@ class Postgres(Backend):
         self._patience: float = options.get("timeout", 10.0)
         self._poll: float = options.get("poll", 0.1)
         self._listen = _listen(options.get("listen"))
+        self._turns = Turns(driver)
         self._take = Call.of(self._schema, "take", 5, _TAKEN)
         self._take_share = Call.of(self._schema, "take_share", 6, _TAKEN)
         self._release = Call.of(self._schema, "release", 3, "[tf]")
@@ -99,7 +100,6 @@ class Postgres(Backend):
 
     def _begin(self) -> None:
         self._queues = LocalQueues()
-        self._turns = Turns(self.driver)
         self._listener = self._new_listener()
         self._cleanups: Cleanups[tuple[str, str]] = Cleanups(
             self.driver, self._clean, "fencepost-postgres-leave", pauses=(_RETRY[1], _RETRY[1]), lasting=_OWED
@@ -124,8 +124,7 @@ class Postgres(Backend):
     ) -> Grant | None:
         if queue is not None and self._listener.id is not None:
             return await self._come(Waiter(name, holder, self.driver.signal(), limit), ttl, queue)
-        sent = self.driver.now()
-        answer = await self._ask(name, holder, ttl, limit, queue, None)
+        sent, answer = await self._ask(name, holder, ttl, limit, queue, None)
         if answer[0] == _BUSY:
             return None
         if answer[0] == _NOT_LISTENING:
@@ -146,9 +145,8 @@ class Postgres(Backend):
         """Take the lock or join its queue; a waiter that is queued already keeps its entry."""
         while (process := self._listener.expect(waiter)) is None:
             await self._listener.open(self.driver)
-        sent = self.driver.now()
         try:
-            answer = await self._ask(waiter.name, waiter.holder, ttl, waiter.limit, queue, process)
+            sent, answer = await self._ask(waiter.name, waiter.holder, ttl, waiter.limit, queue, process)
         except GeneratorExit:
             waiter.forsaken = True
             raise
@@ -164,28 +162,25 @@ class Postgres(Backend):
 
     async def _ask(
         self, name: str, holder: str, ttl: float, limit: int | None, queue: int | None, process: int | None
-    ) -> list[int]:
+    ) -> tuple[float, list[int]]:
+        """When the request was sent, and its answer."""
         call = self._take if limit is None else self._take_share
         args = (
-            _kept(ttl),
+            *(name, holder, _kept(ttl)),
             *(() if limit is None else (str(limit),)),
             None if queue is None else str(queue),
             None if process is None else str(process),
         )
-        if queue is None:
-            answer = await self._links.call(call, name, holder, *args)
+        if queue is None or limit is not None:
+            sent, answer = self.driver.now(), await self._links.call(call, *args)
         else:
-            answer = await self._in_turn(call, name, holder, *args)
-        return [int(part) for part in (answer or "")[1:-1].split(",")]
-
-    async def _in_turn(self, call: Call, name: str, holder: str, *args: str | None, ahead: bool = False) -> str | None:
-        """Make one of the calls that lock the row of ``name``."""
-        turns, mine = self._turns, self.driver.signal()
-        try:
-            await turns.enter(name, mine, ahead=ahead)
-            return await self._links.call(call, name, holder, *args)
-        finally:
-            turns.leave(name, mine)
+            turns, mine = self._turns, self.driver.signal()
+            try:
+                await turns.enter(name, mine)
+                sent, answer = self.driver.now(), await self._links.call(call, *args)
+            finally:
+                turns.leave(name, mine)
+        return sent, [int(part) for part in (answer or "")[1:-1].split(",")]
 
     def _granted(self, answer: list[int], sent: float, ttl: float) -> Grant:
         if len(answer) == 1:
@@ -272,10 +267,10 @@ class Postgres(Backend):
     async def release(self, name: str, holder: str, token: int) -> bool:
         process = self._listener.id
         if process is None or not self._queues.busy(name):
-            return await self._in_turn(self._release, name, holder, str(token), ahead=True) == "t"
+            return await self._links.call(self._release, name, holder, str(token)) == "t"
         sent = self.driver.now()
         try:
-            answer = await self._in_turn(self._hand_over, name, holder, str(token), str(process), ahead=True)
+            answer = await self._links.call(self._hand_over, name, holder, str(token), str(process))
             held, *now_held = (answer or "").split()
             if now_held and self._listener.find(now_held[0]):  # else the server notifies the next holder's process
                 next_holder, *numbers = now_held
@@ -306,6 +301,7 @@ class Postgres(Backend):
 
     def forked(self) -> None:
         self._links.forked()
+        self._turns.forked()
         self._begin()
 
 

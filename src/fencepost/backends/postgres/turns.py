@@ -1,23 +1,23 @@
-"""The turns of this process's requests about one lock."""
+"""The turns of this process's requests to join the queue of a lock."""
 
 import threading
-from itertools import takewhile
 from math import inf
 
 from fencepost.driver import Driver, Signal, inert
 from fencepost.driver.scope import patience as within
-from fencepost.errors import BackendError
 
 PATIENCE = 0.5  # for how many seconds a request waits for its turn, at most
 
 
 class Turns:
-    """Requests about one lock are sent one after another; a release goes before the requests that still wait.
+    """Requests that take a lock or join its queue are sent one after another.
 
-    All of them lock the same row. Sent at once they would wait for each other in the server: each would keep a
-    connection that other locks could use, and a release would come after all who want to join the queue.
+    All of them, and each release, lock the same row. Sent at once they would wait for each other in the server: each
+    would keep a connection that other locks could use, and a release would come after all of them. A release needs no
+    turn, so it comes after one of them at most.
 
-    Turns only save time. A request whose turn does not come within ``PATIENCE`` is sent without it.
+    Turns only save time. A request whose turn does not come within ``PATIENCE``, or a quarter of its caller's time, is
+    sent without it, and the next one waits for that request: so a request that gets no answer delays one other.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -27,28 +27,23 @@ class Turns:
         """By lock: the request whose turn it is."""
         self._waiting: dict[str, list[Signal]] = {}
 
-    async def enter(self, name: str, mine: Signal, *, ahead: bool = False) -> None:
-        """Wait for the turn of the request that ``mine`` stands for; the caller calls ``leave`` afterwards, always.
-
-        BackendError if the caller's time is up first.
-        """
+    async def enter(self, name: str, mine: Signal) -> None:
+        """Wait for the turn of the request that ``mine`` stands for; the caller calls ``leave`` afterwards, always."""
         with self._gate:
-            if self._begin(name, mine, ahead):
+            if self._begin(name, mine):
                 return
-            self._waiting.setdefault(name, []).insert(0 if ahead else len(self._waiting[name]), mine)
-        until = self._driver.now() + PATIENCE
+            waiting = self._waiting.setdefault(name, [])
+            waiting.append(mine)
+        until = self._driver.now() + min(PATIENCE, within(inf) / 4)
         while (left := until - self._driver.now()) > 0:
-            limit = within(inf)
-            if not await mine.wait(min(left, limit)) and limit <= left:
-                raise BackendError(
-                    f"Postgres: earlier requests about the lock {name!r} were not answered until the timeout",
-                    backend="postgresql",
-                    ambiguous=False,
-                )
+            await mine.wait(left)
             mine.clear()
             with self._gate:
-                if self._begin(name, mine, ahead):
+                if self._begin(name, mine):
                     return
+        with self._gate:
+            self._drop(name, mine)
+            self._sent[name] = mine
 
     def leave(self, name: str, mine: Signal) -> None:
         """End a turn, or the wait for it."""
@@ -62,13 +57,15 @@ class Turns:
                         each.set()
                         break
 
-    def _begin(self, name: str, mine: Signal, ahead: bool) -> bool:
-        """Begin the turn, if no other request is under way and, unless it goes ``ahead``, none waits before it."""
+    def _begin(self, name: str, mine: Signal) -> bool:
+        """Begin the turn, if no other request is under way, and none waits before it."""
         if (sent := self._sent.get(name)) is not None and not inert(sent):
             return False
-        before = takewhile(lambda each: each is not mine, self._waiting.get(name, ()))
-        if not ahead and not all(map(inert, before)):
-            return False
+        for each in self._waiting.get(name, ()):
+            if each is mine:
+                break
+            if not inert(each):
+                return False
         self._drop(name, mine)
         self._sent[name] = mine
         return True
@@ -77,5 +74,10 @@ class Turns:
         waiting = self._waiting.get(name)
         if waiting is not None and mine in waiting:
             waiting.remove(mine)
-            if not waiting:
+            if not waiting and self._waiting.get(name) is waiting:
                 del self._waiting[name]
+
+    def forked(self) -> None:
+        """In a forked child: no other thread is inside, and the requests under way are the parent's."""
+        self._gate = threading.RLock()
+        self._sent, self._waiting = {}, {}
