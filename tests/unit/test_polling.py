@@ -5,9 +5,12 @@ import contextlib
 from collections.abc import Sequence
 from functools import partial
 
+import pytest
+
 from fencepost import aio
 from fencepost.address import Address
 from fencepost.backend import Hold, Promises, Renewal, Status
+from fencepost.backends import local_queue
 from fencepost.backends.local_queue import LocalQueues
 from fencepost.backends.polling import Polling
 from fencepost.driver import Driver, Signal
@@ -157,6 +160,29 @@ def test_one_whose_event_loop_was_closed_is_not_woken_in_place_of_the_next() -> 
     assert last.is_set()
     assert queues.first("a", "last")
     live.close()
+
+
+def test_one_that_leaves_while_it_is_looked_at_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``__del__`` does when the garbage collector closes its coroutine."""
+    queues, driver = LocalQueues(), Blocking()
+    gone, last = driver.signal(), driver.signal()
+    queues.await_turn("a", "gone", gone)
+    queues.await_turn("a", "last", last)
+
+    looks = []
+
+    def abandoned(signal: Signal) -> bool:
+        if signal is gone:
+            looks.append(signal)
+            if len(looks) == 2:  # just before it would be removed
+                queues.leave("a", "gone")
+        return signal is gone
+
+    monkeypatch.setattr(local_queue, "abandoned", abandoned)
+    assert queues.busy("a")
+    assert len(looks) == 2
+    assert queues.first("a", "last")
+    assert last.is_set()
 
 
 def test_many_threads_that_come_and_go_in_one_queue_see_one_first() -> None:

@@ -58,13 +58,16 @@ class LocalQueues:
         """Remove the first waiters if their event loop was closed: they cannot be woken, and will not leave by
         themselves. Such waiters further back are inert: they are passed over, and removed once they are first."""
         queue = self._queues.get(name)
-        if queue and abandoned(next(iter(queue.values()))):
+        if queue and (first := next(iter(queue.values()), None)) is not None and abandoned(first):
             self._wake_first(name, queue)
 
     def _wake_first(self, name: str, queue: dict[str, Signal]) -> None:
-        while queue and abandoned(next(iter(queue.values()))):
-            del queue[next(iter(queue))]
-        if queue:
-            next(iter(queue.values())).set()
-        elif self._queues.get(name) is queue:
-            del self._queues[name]
+        # __del__ may call leave() at any bytecode here: so the entry that was looked at is removed, not "the first".
+        while (first := next(iter(queue.items()), None)) is not None:
+            holder, signal = first
+            if not abandoned(signal):
+                signal.set()
+                return
+            queue.pop(holder, None)
+        if self._queues.get(name) is queue:
+            self._queues.pop(name, None)

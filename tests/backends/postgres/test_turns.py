@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import types
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -211,6 +212,43 @@ def test_a_lease_is_counted_from_when_its_request_was_sent(
         grant = taken.result(PATIENCE)
         assert grant is not None
         assert grant.since >= ended
+
+
+class Stuck(ThreadSignal):
+    """The signal of a request whose event loop is blocked while it waits."""
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        await _suspend()
+        return False
+
+
+@types.coroutine
+def _suspend() -> Iterator[None]:
+    yield
+
+
+def test_one_that_waits_and_cannot_run_delays_others_for_as_long_as_it_would_wait_itself() -> None:
+    now = 0.0
+    driver = Blocking(clock=lambda: now)
+    turn = Turns(driver)
+    sent, stuck = driver.signal(), Stuck()
+    drive(turn.enter("a", sent))
+    waits = turn.enter("a", stuck)
+    waits.send(None)
+    turn.leave("a", sent)
+    assert stuck.is_set(), "its turn has come"
+    assert turn._begin("a", driver.signal()) is False
+
+    now = turns.PATIENCE
+    for _ in range(2):
+        mine = driver.signal()
+        assert turn._begin("a", mine)
+        turn.leave("a", mine)
+    with pytest.raises(StopIteration):
+        waits.send(None)
+    assert turn._sent == {"a": stuck}, "it can run again, and is sent"
+    turn.leave("a", stuck)
+    assert (turn._sent, turn._waiting) == ({}, {})
 
 
 @isolated

@@ -17,7 +17,8 @@ class Turns:
     turn, so it comes after one of them at most.
 
     Turns only save time. A request whose turn does not come within ``PATIENCE``, or a quarter of its caller's time, is
-    sent without it, and the next one waits for that request: so a request that gets no answer delays one other.
+    sent without it, and the next one waits for that request: so a request that gets no answer delays one other. After
+    that time it delays nobody either, although it may not have been sent, such as one in an event loop that is blocked.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -25,16 +26,18 @@ class Turns:
         self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._sent: dict[str, Signal] = {}
         """By lock: the request whose turn it is."""
-        self._waiting: dict[str, list[Signal]] = {}
+        self._waiting: dict[str, dict[Signal, float]] = {}
+        """By lock: the requests that wait for their turn, in the order they came, and until when each does."""
 
     async def enter(self, name: str, mine: Signal) -> None:
         """Wait for the turn of the request that ``mine`` stands for; the caller calls ``leave`` afterwards, always."""
+        until = self._driver.now() + min(PATIENCE, within(inf) / 4)
         with self._gate:
             if self._begin(name, mine):
                 return
-            waiting = self._waiting.setdefault(name, [])
-            waiting.append(mine)
-        until = self._driver.now() + min(PATIENCE, within(inf) / 4)
+            waiting = self._waiting.setdefault(name, {})
+            waiting[mine] = until
+            self._waiting[name] = waiting  # a handler or __del__ that came in between may have found it empty
         while (left := until - self._driver.now()) > 0:
             await mine.wait(left)
             mine.clear()
@@ -49,33 +52,40 @@ class Turns:
         """End a turn, or the wait for it."""
         with self._gate:
             self._drop(name, mine)
-            if self._sent.get(name) is mine:
-                del self._sent[name]
-            if name not in self._sent or inert(self._sent[name]):
-                for each in self._waiting.get(name, ()):
-                    if not inert(each):
-                        each.set()
-                        break
+            sent = self._sent.get(name)
+            if sent is mine:
+                self._sent.pop(name, None)
+            if (sent is None or sent is mine or inert(sent)) and (first := self._first(name)) is not None:
+                first.set()
 
     def _begin(self, name: str, mine: Signal) -> bool:
         """Begin the turn, if no other request is under way, and none waits before it."""
         if (sent := self._sent.get(name)) is not None and not inert(sent):
             return False
-        for each in self._waiting.get(name, ()):
-            if each is mine:
-                break
-            if not inert(each):
-                return False
+        if (first := self._first(name)) is not None and first is not mine:
+            return False
         self._drop(name, mine)
         self._sent[name] = mine
         return True
 
+    def _first(self, name: str) -> Signal | None:
+        """The first request that waits and can act. Those that have waited long enough are dropped on the way."""
+        if not (waiting := self._waiting.get(name)):
+            return None
+        now = self._driver.now()
+        for each, until in tuple(waiting.items()):
+            if until <= now:
+                self._drop(name, each)
+            elif not inert(each):
+                return each
+        return None
+
     def _drop(self, name: str, mine: Signal) -> None:
         waiting = self._waiting.get(name)
-        if waiting is not None and mine in waiting:
-            waiting.remove(mine)
+        if waiting is not None:
+            waiting.pop(mine, None)
             if not waiting and self._waiting.get(name) is waiting:
-                del self._waiting[name]
+                self._waiting.pop(name, None)
 
     def forked(self) -> None:
         """In a forked child: no other thread is inside, and the requests under way are the parent's."""
