@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
 from fencepost import aio, sync
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.waiting import PATIENCE, Watched, until
 
 T = TypeVar("T")
 
@@ -55,6 +56,25 @@ def background(job: Callable[[], T]) -> Background[T]:
     return Background(job)
 
 
+@contextlib.contextmanager
+def held(gate: AbstractContextManager[object]) -> Iterator[None]:
+    """Another thread holds ``gate`` during this block."""
+    inside, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with gate:
+            inside.set()
+            go_on.wait()
+
+    holding = background(hold)
+    until(inside.is_set, "it holds the gate", watching=[holding])
+    try:
+        yield
+    finally:
+        go_on.set()
+        holding.result()
+
+
 def known_to_wait(locks: sync.Locks | aio.Locks) -> int:
     """How many acquires of these locks wait, and have the store's answer that they must.
 
@@ -64,14 +84,14 @@ def known_to_wait(locks: sync.Locks | aio.Locks) -> int:
     return len(locks._core._waits._inside)
 
 
-def waiters_of(locks: sync.Locks, name: str, count: int) -> tuple[str, ...]:
+def waiters_of(locks: sync.Locks, name: str, count: int, *watching: Watched) -> tuple[str, ...]:
     """The waiters of a lock, once there are as many."""
 
     def waiters() -> tuple[str, ...]:
         status = locks.status(name)
         return status.waiters if status else ()
 
-    until(lambda: len(waiters()) == count, f"{count} wait")
+    until(lambda: len(waiters()) == count, f"{count} wait", watching=watching)
     return waiters()
 
 

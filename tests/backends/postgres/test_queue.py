@@ -19,6 +19,7 @@ from fencepost.holders import unlabelled
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, session, started
 from tests.backends.redis.waiters import Waiters
+from tests.harness.child import Child
 from tests.harness.forsaken import forsake
 from tests.harness.pgbouncer import PgBouncer
 from tests.harness.scripted import CLOSE, SWALLOW, Fault, Scripted
@@ -210,6 +211,40 @@ def test_a_full_queue_of_dead_waiters_takes_the_living(server: Postgres, name: s
         waiters_of(locks, name, 1)
         assert holder.release()
         assert waiter.result(PATIENCE).release()
+
+
+WAITS_AND_FORKS = """
+import os, sys, threading, fencepost
+
+_, url, name = sys.argv
+locks = fencepost.connect(url, ttl=600)
+threading.Thread(target=locks.acquire, args=(name,), daemon=True).start()
+sys.stdin.readline()
+if os.fork():
+    threading.Event().wait()
+print("forked", flush=True)
+sys.stdin.readline()
+print("lives", flush=True)
+"""
+
+
+def test_a_killed_waiter_is_skipped_although_a_child_of_its_process_lives(server: Postgres, name: str) -> None:
+    with fencepost.connect(server.url, ttl=LONG) as locks:
+        holder = locks.acquire(name)
+        with Child.python("-c", WAITS_AND_FORKS, server.url, name) as process:
+            waiters_of(locks, name, 1, process)
+            assert listening(server) == 1
+            process.tell("fork")
+            assert process.line() == "forked"
+            behind = aside(locks.acquire, name)
+            waiters_of(locks, name, 2)
+            assert listening(server) == 2
+            process.kill()
+            until(lambda: listening(server) == 1, "the server has noticed")
+            assert holder.release()
+            assert behind.result(PATIENCE).release()
+            process.tell("are you there")
+            assert process.line() == "lives"
 
 
 def test_whoever_is_woken_for_nothing_waits_on(server: Postgres, name: str) -> None:

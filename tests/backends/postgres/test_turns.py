@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import threading
 import types
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -20,6 +19,7 @@ from fencepost.driver.threads import Blocking, ThreadSignal
 from fencepost_lab.servers import Postgres
 from tests.backends.postgres.tools import LONG, aside, session
 from tests.harness.isolated import in_fork, isolated
+from tests.harness.threads import held
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
 ROW = "SELECT FROM fencepost.lock WHERE name = %s FOR UPDATE"
@@ -256,12 +256,6 @@ async def test_a_forked_child_waits_for_no_request_of_its_parent() -> None:
     driver = Blocking()
     turn = Turns(driver)
     drive(turn.enter("a", driver.signal()))
-    inside, go_on = threading.Event(), threading.Event()
-
-    def stay_inside() -> None:
-        with turn._gate:
-            inside.set()
-            go_on.wait()
 
     async def child() -> None:
         turn.forked()
@@ -270,8 +264,5 @@ async def test_a_forked_child_waits_for_no_request_of_its_parent() -> None:
         assert turn._sent == {"a": mine}
         turn.leave("a", mine)
 
-    other = aside(stay_inside)
-    assert inside.wait(PATIENCE)
-    await in_fork(child, PATIENCE)
-    go_on.set()
-    other.result(PATIENCE)
+    with held(turn._gate):
+        await in_fork(child, PATIENCE)

@@ -5,6 +5,7 @@
     backend      the contract: Postgres
       +-- pool         a few connections for short calls
       |     +-- connection   one connection: its target, its calls, its errors; installs schema.sql
+      +-- turns        requests to join one lock's queue, one after another
       +-- listener     the session on which a waiting process listens, and which shows the server that it is alive
       +-- doctor       findings about the server
 

@@ -301,6 +301,7 @@ class Postgres(Backend):
 
     def forked(self) -> None:
         self._links.forked()
+        self._listener.forked()
         self._turns.forked()
         self._begin()
 

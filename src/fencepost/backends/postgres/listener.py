@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import psycopg
 
+from fencepost.backends.fork import sever
 from fencepost.backends.postgres.connection import BlockingLink, Call, Target, connect, failure, pooled, tell
 from fencepost.driver import Driver, Signal, abandoned, boottime
 from fencepost.driver.backoff import Backoff
@@ -85,6 +86,7 @@ class Listener:
         self._waiters: dict[str, Waiter] = {}
         self._opening: list[Signal] = []
         self._waker: Waker | None = None
+        self._link: BlockingLink | None = None
         self._trouble = ""
         self._last: int | None = None  # the id of the session that broke
         self.clocks: tuple[float, int] = (0.0, 0)
@@ -165,6 +167,12 @@ class Listener:
         if waker is not None:
             waker.over.wait(self._patience)
 
+    def forked(self) -> None:
+        """In a forked child: drop the session. While it is open, the server takes the parent's waiters for alive."""
+        if self._link is not None:
+            with contextlib.suppress(psycopg.Error):  # it is closed
+                sever(self._link)
+
     # On the thread
 
     async def _live(self, run: Run) -> None:
@@ -180,6 +188,7 @@ class Listener:
                     link = await connect(BlockingLink, self._target)
                     with closing(link):
                         assert isinstance(link, BlockingLink)
+                        self._link = link
                         await self._hear(link, waker, run)
                         return
                 except Exception as error:
