@@ -104,7 +104,7 @@ class Source(Generic[T]):
         self._start()
 
     def _start(self) -> None:
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._asking: _Asking[T] | None = None
         self._process = os.getpid()  # last: until then, other threads of a forked child do not use the parent's gate
 

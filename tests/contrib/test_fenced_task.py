@@ -18,6 +18,7 @@ from fencepost.contrib.celery import Scheduler, fenced_task, settings
 from fencepost.guards import MemoryGuard, sqlite
 from fencepost.once import purge
 from tests.harness.isolated import in_fork, isolated
+from tests.harness.threads import held
 from tests.harness.waiting import PATIENCE, until
 
 
@@ -389,5 +390,5 @@ async def test_a_worker_that_is_forked_while_another_thread_connects_connects_to
     async def connects() -> bool:
         return settings.locks_of(app).status("a") is None
 
-    with settings._gate:
+    with held(settings._gate):
         assert await in_fork(connects, PATIENCE)

@@ -16,7 +16,7 @@ from fencepost.rule import MAX_TOKEN, Stamp, Verdict
 from tests.harness.child import Child
 from tests.harness.disk import full_disk
 from tests.harness.isolated import in_fork, isolated
-from tests.harness.threads import background
+from tests.harness.threads import background, held
 from tests.harness.waiting import PATIENCE
 
 
@@ -128,9 +128,8 @@ async def test_a_forked_child_writes_on_although_a_thread_of_its_parent_was_writ
     async def write() -> None:
         Hooks([audit])(decision(7))
 
-    with audit._gate:
-        written = in_fork(write, PATIENCE)
-        await written
+    with held(audit._gate):
+        await in_fork(write, PATIENCE)
     assert [facts["token"] for facts in read(path)] == [7]
 
 

@@ -19,7 +19,7 @@ from fencepost.driver.tasks import Asyncio
 from fencepost.driver.threads import Blocking
 from fencepost.errors import BackendError, ConfigError
 from tests.harness.isolated import in_fork, isolated
-from tests.harness.threads import background, on_thread
+from tests.harness.threads import background, held, on_thread
 from tests.harness.waiting import until, until_async
 
 HIDDEN = "s3cret ☃\n"
@@ -234,13 +234,12 @@ async def test_a_forked_child_asks_for_itself_although_its_parent_was_asking() -
     asked = source(ask)
     thread = background(lambda: run(asked.get()))
     until(lambda: gate.calls == 1, "the parent asks", watching=[thread])
-    asked._gate.acquire()  # as another thread may have at that moment
 
     async def child() -> str:
         return run(asked.get()).password
 
-    assert await in_fork(child, 30) == "child"
-    asked._gate.release()
+    with held(asked._gate):
+        assert await in_fork(child, 30) == "child"
     gate.open.set()
     assert thread.result() == (None, "password 1")
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import threading
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -17,7 +16,7 @@ from fencepost.lease import Grant
 from tests.harness.faulty import Bench, fault
 from tests.harness.isolated import in_fork, isolated
 from tests.harness.leases import lease as lease_of
-from tests.harness.threads import background, on_thread
+from tests.harness.threads import held
 from tests.harness.waiting import PATIENCE, until_async
 
 State = tuple[bool, bool, bool, Reason | None]
@@ -292,24 +291,11 @@ def test_an_election_of_closed_locks_is_an_error_wherever_it_stands() -> None:
 
 @isolated
 async def test_a_forked_child_takes_stamps_although_a_thread_of_its_parent_s_was_taking_one() -> None:
-    inside, go = threading.Event(), threading.Event()
-
-    def occupy() -> bool:
-        with leases._gate:
-            inside.set()
-            return go.wait(PATIENCE)
-
     async def take() -> int:
         return lease_of("a", "ann", 5).access().stamp.seq
 
-    taking = background(occupy)
-    try:
-        assert await on_thread(inside.wait, PATIENCE)
+    with held(leases._gate):
         assert await in_fork(take, PATIENCE / 4) == 1
-        assert not taking.done, "it was inside all the while"
-    finally:
-        go.set()
-    assert taking.result()
 
 
 @isolated

@@ -18,7 +18,7 @@ from fencepost.lease import BaseLease, Grant, Reason
 
 _log = logging.getLogger("fencepost")
 _hooks: Hooks | None = None
-_gate = threading.Lock()
+_gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
 
 
 def observe(*hooks: Hook) -> None:
@@ -52,7 +52,7 @@ def _by_default() -> list[Hook]:
 
 def _forked() -> None:
     global _gate
-    _gate = threading.Lock()  # a thread of the parent may have been inside
+    _gate = threading.RLock()  # a thread of the parent may have been inside
 
 
 at_fork(after_in_child=_forked)

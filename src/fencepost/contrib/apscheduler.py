@@ -89,7 +89,7 @@ class FleetExecutor(BaseExecutor):  # type: ignore[misc]  # APScheduler has no t
         self._progress = open_progress(state, f"fencepost:jobs:{name}", "state=")
         self._inner = ThreadPoolExecutor() if executor is None else executor
         self._campaign: Campaign | None = None
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._term: Term | None = None
         self._last: dict[str, datetime] = {}
         """When each job was run last, by this leader or an earlier one."""

@@ -20,14 +20,14 @@ _log = logging.getLogger("fencepost")
 _ALARM = 60.0  # seconds in which a resource's clashes are logged once
 _MAX_ALARMS = 100
 _alarms: dict[tuple[str, str], float] = {}
-_gate = threading.Lock()
+_gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
 _NO_TURN = nullcontext()
 _turns: WeakKeyDictionary[BaseLease, AbstractContextManager[bool]] = WeakKeyDictionary()
 
 
 def _forked() -> None:
     global _gate
-    _gate = threading.Lock()  # a thread of the parent may have been inside
+    _gate = threading.RLock()  # a thread of the parent may have been inside
     _turns.clear()
 
 

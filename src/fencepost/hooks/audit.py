@@ -42,7 +42,7 @@ class Audit:
         self._path = Path(path).absolute()
         self._sync = sync
         self._kinds = frozenset(kinds)
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._file = -1
         self._torn = False
         try:
@@ -74,12 +74,15 @@ class Audit:
     def close(self) -> None:
         """Close the file; an event that comes later opens it again."""
         with self._gate:
-            if self._file >= 0:
-                os.close(self._file)
-                self._file = -1
+            self._use(-1)
 
     def _forked(self) -> None:
-        self._gate = threading.Lock()  # a thread of the parent may have held it, and is not here to give it back
+        self._gate = threading.RLock()  # a thread of the parent may have held it, and is not here to give it back
+
+    def _use(self, file: int) -> None:
+        before, self._file = self._file, file  # first: one that interrupts this must not find a file that is closed
+        if before >= 0:
+            os.close(before)
 
     def _is_current(self) -> bool:
         """Whether the open file is still the one of that name; a rotation renames or removes it."""
@@ -93,9 +96,7 @@ class Audit:
     def _open(self) -> None:
         # O_BINARY exists, and is needed, only on Windows. Python has the file closed on exec, where there is exec.
         file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o640)
-        if self._file >= 0:
-            os.close(self._file)
-        self._file = file
+        self._use(file)
         self._torn = os.fstat(file).st_size > 0 and os.lseek(file, -1, os.SEEK_END) >= 0 and os.read(file, 1) != b"\n"
 
 

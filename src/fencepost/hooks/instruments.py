@@ -82,13 +82,13 @@ class Classes:
         if not callable(of):
             raise ConfigError(f"classes= is a function from a name to its class, not {of!r}")
         self._of = of
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._known = {OTHER}
         self._told = False
         in_child(self, Classes._forked)
 
     def _forked(self) -> None:
-        self._gate = threading.Lock()  # a thread of the parent may have held it
+        self._gate = threading.RLock()  # a thread of the parent may have held it
 
     def __call__(self, name: str) -> str:
         try:

@@ -62,7 +62,7 @@ class Telemetry:
                 )
             else:
                 self._counters[name] = meter.create_counter(whole[name].removesuffix("_total"), description=text)
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._holds: OrderedDict[str, Span] = OrderedDict()
         in_child(self, Telemetry._forked)
 
@@ -94,7 +94,7 @@ class Telemetry:
                 )
 
     def _forked(self) -> None:
-        self._gate = threading.Lock()  # a thread of the parent may have held it
+        self._gate = threading.RLock()  # a thread of the parent may have held it
         self._holds.clear()  # these leases belong to the parent, which ends their spans
 
     def _acquired(self, event: Event) -> None:

@@ -25,7 +25,7 @@ class Page:
     """
 
     def __init__(self, names: Iterable[str] = INSTRUMENTS) -> None:
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._counters: dict[tuple[str, str], float] = {}
         self._histograms: dict[str, tuple[list[int], list[float]]] = {}  # how many in each bucket; their sum
         for name in names:
@@ -37,7 +37,7 @@ class Page:
         in_child(self, Page._forked)
 
     def _forked(self) -> None:
-        self._gate = threading.Lock()  # a thread of the parent may have held it
+        self._gate = threading.RLock()  # a thread of the parent may have held it
 
     def __call__(self, event: Event) -> None:
         for name, value, label in measure(event):

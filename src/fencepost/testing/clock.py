@@ -20,7 +20,7 @@ class Clock:
 
     def __init__(self) -> None:
         self._ahead = 0.0
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()
 
     def now(self) -> float:
         """Seconds since the host booted, and all that the clock was advanced by."""

@@ -30,7 +30,7 @@ class Channels:
         self.dial = 0
         """How often ``hang_up`` has closed all connections."""
         self.closed = False
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._sockets: set[Socket] = set()
         # For locks that the caller never closes: when they are collected, none of these sockets is in use.
         weakref.finalize(self, _close, self._sockets).atexit = False

@@ -60,7 +60,7 @@ class Mailbox:
     def _reset(self) -> None:
         self._signals: dict[str, tuple[str, Signal]] = {}
         self._forsaken: dict[str, str] = {}
-        self._gate = threading.Lock()
+        self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._socket: socket.socket | None = None
         self._service: Service | None = None
         self.address = ""
@@ -104,6 +104,10 @@ class Mailbox:
             for each in (new, self._folder / name):
                 _end(box, each, os.getpid())
             raise
+        if self._bound():  # code that interrupted this has bound another one
+            service.close()
+            _end(box, self._folder / name, os.getpid())
+            return
         self._service, self._socket, self.address = service, box, name
         self._end = weakref.finalize(self, _end, box, self._folder / name, os.getpid())
 

@@ -11,13 +11,13 @@ from fencepost.driver.fork import at_fork
 from fencepost.errors import ConfigError
 from fencepost.sync import Locks
 
-_gate = threading.Lock()
+_gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
 _connected: "WeakKeyDictionary[celery.Celery, Locks]" = WeakKeyDictionary()
 
 
 def _forked() -> None:
     global _gate
-    _gate = threading.Lock()  # a thread of the parent may have been inside
+    _gate = threading.RLock()  # a thread of the parent may have been inside
 
 
 at_fork(after_in_child=_forked)

@@ -167,7 +167,7 @@ def _connect(known: Mapping[str, Any]) -> Locks:
 
 
 _conf: Conf | None = None
-_gate = threading.Lock()
+_gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
 
 
 def current() -> Conf:
@@ -201,7 +201,7 @@ def _changed(*, setting: str, **_: object) -> None:
 
 def _forked() -> None:
     global _gate
-    _gate = threading.Lock()  # a thread of the parent may have been inside
+    _gate = threading.RLock()  # a thread of the parent may have been inside
 
 
 setting_changed.connect(_changed, dispatch_uid="fencepost")
