@@ -100,11 +100,12 @@ class Mailbox:
             service = Service(Blocking(), partial(_listen, weakref.ref(self), box), "fencepost-wake")
             service.start()
             new.rename(self._folder / name)
+            overtaken = self._bound()  # by code that interrupted this one
         except (OSError, RuntimeError, MemoryError):  # no descriptor, or no thread can be started just now
             for each in (new, self._folder / name):
                 _end(box, each, os.getpid())
             raise
-        if self._bound():  # code that interrupted this has bound another one
+        if overtaken:
             service.close()
             _end(box, self._folder / name, os.getpid())
             return
