@@ -77,6 +77,33 @@ def test_a_session_that_is_to_be_ended_is_never_lent_again(server: Consul) -> No
         assert again.release()
 
 
+class Listing(Proxy):
+    """Lists on which connections there were requests to lock a key, and to look at a session."""
+
+    def __init__(self, target: int) -> None:
+        self.locked: list[_Pair] = []
+        self.looked: list[_Pair] = []
+        super().__init__(target)
+
+    def _spring(self, pair: _Pair, data: bytes) -> None:
+        for mark, pairs in ((b'"Verb":"lock"', self.locked), (b"/v1/session/info/", self.looked)):
+            if mark in data:
+                pairs.append(pair)
+        super()._spring(pair, data)
+
+
+def test_the_watch_of_sessions_leaves_the_first_connection_to_requests(server: Consul) -> None:
+    """Its first query, too: a process that is out of descriptors renews over the connection that it has."""
+    with (
+        Listing(server.port) as proxy,
+        fencepost.connect(f"consul://{proxy.address}/watch", ttl=TTL) as locks,
+        locks.lock("x"),
+    ):
+        until(lambda: len(proxy.looked) > 1, "the watch waits for a change")
+        assert len(proxy.locked) == 1
+        assert proxy.locked[0] not in proxy.looked
+
+
 def test_a_release_whose_answer_was_lost_is_confirmed_by_the_second_try(server: Consul) -> None:
     events: list[Event] = []
     with (

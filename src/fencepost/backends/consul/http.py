@@ -303,15 +303,17 @@ class Http:
         line = f"{method} /v1/{quote(path)}{'?' + params if params else ''} HTTP/1.1\r\n"
         return f"{line}{self._head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
-    async def ask(self, *requests: bytes, delay: float = 0.0, keys: Sequence[str] = ()) -> list[Answer]:
+    async def ask(
+        self, *requests: bytes, delay: float = 0.0, keys: Sequence[str] = (), spare: bool = False
+    ) -> list[Answer]:
         """Send the requests together on one connection; BackendError if an answer is not one of Consul's.
 
         ``delay`` is how long a blocking query may wait at the server; ``keys`` are the keys that the requests ask for,
-        if they do.
+        if they do; ``spare`` is for ``_link``.
         """
         if self._closed:
             raise Forbidden("these locks are closed; connect again", backend="consul", ambiguous=False)
-        link, new = await self._link(spare=delay > 0)
+        link, new = await self._link(spare=spare)
         answers = []
         try:
             for start in range(0, len(requests), BATCH):
@@ -340,7 +342,7 @@ class Http:
             if answer.status == 403:
                 if link.token and not new and all(each.status == 403 for each in answers):
                     self._drop_idle()  # the token may have been replaced since these connections were opened
-                    return await self.ask(*requests, delay=delay, keys=keys)
+                    return await self.ask(*requests, delay=delay, keys=keys, spare=spare)
                 raise self._forbidden()
             if answer.status not in (200, 404, 409):
                 what = answer.body.decode(errors="replace").strip()[:200]
@@ -379,7 +381,7 @@ class Http:
         query: dict[str, object] = {"index": index, "wait": f"{max(int(wait * 1000), 1)}ms"} if index else {}
         request = self.request("GET", path, **query)
         keys = [path.removeprefix("kv/")] if path.startswith("kv/") else []
-        return (await self.ask(request, delay=wait * 17 / 16 if index else 0.0, keys=keys))[0]
+        return (await self.ask(request, delay=wait * 17 / 16 if index else 0.0, keys=keys, spare=True))[0]
 
     async def _token(self) -> bytes:
         """The header with the token for a new connection; empty if all connections use the same token."""
@@ -396,8 +398,8 @@ class Http:
     async def _link(self, *, spare: bool) -> tuple[_Link, bool]:
         """An idle connection, or a new one, and whether it is new; ``spare`` leaves one idle connection for others.
 
-        A blocking query must not take the only connection: if the process cannot open another one, no lease would be
-        renewed in the meantime.
+        A query of a watch or a waiter must not take the only connection: if the process cannot open another one, no
+        lease would be renewed in the meantime.
         """
         while len(self._idle) > spare and (link := taken(self._idle)) is not None:
             try:
