@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import gc
+import types
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import pytest
@@ -18,6 +20,7 @@ from fencepost.driver.tasks import Asyncio
 from fencepost.driver.threads import Blocking
 from fencepost.lease import Grant
 from fencepost.locks import Core
+from tests.harness.isolated import isolated
 from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, run, until_async
 
@@ -183,6 +186,57 @@ def test_one_that_leaves_while_it_is_looked_at_takes_no_other_with_it(monkeypatc
     assert len(looks) == 2
     assert queues.first("a", "last")
     assert last.is_set()
+
+
+@types.coroutine
+def _waits() -> Iterator[None]:
+    yield
+
+
+async def _wait_in(queues: LocalQueues, holder: str) -> None:
+    try:
+        await _waits()
+    finally:
+        queues.leave("a", holder)
+
+
+@isolated
+def test_a_collected_waiter_leaves_in_the_middle_of_every_call() -> None:
+    """The coroutine of a closed event loop is garbage: the collector closes it wherever Python makes an object."""
+    calls: dict[str, Callable[[LocalQueues], object]] = {
+        "busy": lambda queues: queues.busy("a"),
+        "first": lambda queues: queues.first("a", "last"),
+        "join": lambda queues: queues.join("a", "new", 2, signal),
+        "await_turn": lambda queues: queues.await_turn("a", "new", signal),
+        "leave": lambda queues: queues.leave("a", "last"),
+    }
+    driver = Blocking()
+    signal = driver.signal()
+    inside: set[str] = set()
+    for name, call in calls.items():
+        for allocations in range(1, 60):
+            gc.disable()
+            gc.collect()
+            queues = LocalQueues()
+            for holder in ("gone", "last"):
+                queues.await_turn("a", holder, driver.signal())
+            waits = _wait_in(queues, "gone")
+            waits.send(None)
+            cycle: list[object] = [waits]
+            cycle.append(cycle)
+            del waits, cycle
+            gc.set_threshold(allocations)
+            gc.enable()
+            try:
+                call(queues)
+            finally:
+                gc.disable()
+            if "gone" not in queues._queues.get("a", {}):
+                inside.add(name)
+            gc.collect()
+            left = [holder for holder in queues._queues.get("a", {}) if holder != "new"]
+            assert left == ([] if name == "leave" else ["last"]), (name, allocations)
+    assert inside == set(calls), (inside, "the collector came in the middle of a call")
 
 
 def test_many_threads_that_come_and_go_in_one_queue_see_one_first() -> None:

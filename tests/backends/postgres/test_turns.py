@@ -251,6 +251,38 @@ def test_one_that_waits_and_cannot_run_delays_others_for_as_long_as_it_would_wai
     assert (turn._sent, turn._waiting) == ({}, {})
 
 
+class Stoppable(ThreadSignal):
+    """The signal of a request whose event loop may be stopped, or closed."""
+
+    inert = False
+    abandoned = False
+
+
+def test_who_comes_after_a_turn_that_nobody_passed_on_wakes_the_first_that_waits() -> None:
+    """Its event loop was stopped: the one behind it is asleep, and would sleep for as long as it may."""
+    driver = Blocking()
+    turn = Turns(driver)
+    sent, asleep = Stoppable(), Stuck()
+    drive(turn.enter("a", sent))
+    turn.enter("a", asleep).send(None)
+    assert not asleep.is_set()
+    sent.inert = True
+    assert not turn._begin("a", driver.signal())
+    assert asleep.is_set()
+
+
+def test_one_that_waits_in_a_closed_event_loop_is_not_kept_in_memory() -> None:
+    driver = Blocking()
+    turn = Turns(driver)
+    mine, waits = driver.signal(), Stoppable()
+    drive(turn.enter("a", mine))
+    with turn._gate:
+        turn._waiting["a"] = {waits: driver.now() + LONG}
+    waits.inert = waits.abandoned = True
+    turn.leave("a", mine)
+    assert (turn._sent, turn._waiting) == ({}, {})
+
+
 @isolated
 async def test_a_forked_child_waits_for_no_request_of_its_parent() -> None:
     driver = Blocking()

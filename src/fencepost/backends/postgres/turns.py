@@ -3,7 +3,8 @@
 import threading
 from math import inf
 
-from fencepost.driver import Driver, Signal, inert
+from fencepost.backends.local_queue import head
+from fencepost.driver import Driver, Signal, abandoned, inert
 from fencepost.driver.scope import patience as within
 
 PATIENCE = 0.5  # for how many seconds a request waits for its turn, at most
@@ -16,9 +17,14 @@ class Turns:
     would keep a connection that other locks could use, and a release would come after all of them. A release needs no
     turn, so it comes after one of them at most.
 
-    Turns only save time. A request whose turn does not come within ``PATIENCE``, or a quarter of its caller's time, is
-    sent without it, and the next one waits for that request: so a request that gets no answer delays one other. After
-    that time it delays nobody either, although it may not have been sent, such as one in an event loop that is blocked.
+    Turns only save time. A request whose turn does not come within ``PATIENCE``, or a quarter of the time in which its
+    caller wants the answer, is sent without it, and the next one waits for that request: so a request that gets no
+    answer delays one other. After that time it delays nobody either, although it may not have been sent, such as one in
+    an event loop that is blocked: who comes next sees to that.
+
+    They cost time where the network takes longer than the server: a process whose many waiters come at once has them
+    all queued later than if it sent them at once, by ``PATIENCE`` at most. A hand-over takes a round trip as well, so
+    the lock itself does not wait for them.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -63,18 +69,23 @@ class Turns:
         if (sent := self._sent.get(name)) is not None and not inert(sent):
             return False
         if (first := self._first(name)) is not None and first is not mine:
+            first.set()  # the one before it may not have told it: it may be stuck, or its event loop may have stopped
             return False
         self._drop(name, mine)
         self._sent[name] = mine
         return True
 
     def _first(self, name: str) -> Signal | None:
-        """The first request that waits and can act. Those that have waited long enough are dropped on the way."""
+        """The first request that waits and can act. Those that have waited long enough, or cannot run any more, are
+        dropped on the way."""
         if not (waiting := self._waiting.get(name)):
             return None
         now = self._driver.now()
-        for each, until in tuple(waiting.items()):
-            if until <= now:
+        first = head(waiting)  # it can act, most of the time: then nothing is copied
+        if first is not None and waiting.get(first, 0.0) > now and not inert(first):
+            return first
+        for each, until in waiting.copy().items():
+            if until <= now or abandoned(each):
                 self._drop(name, each)
             elif not inert(each):
                 return each
