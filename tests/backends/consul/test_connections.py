@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Iterator
@@ -102,6 +103,33 @@ def test_the_watch_of_sessions_leaves_the_first_connection_to_requests(server: C
         until(lambda: len(proxy.looked) > 1, "the watch waits for a change")
         assert len(proxy.locked) == 1
         assert proxy.locked[0] not in proxy.looked
+
+
+def test_a_waiter_that_can_open_no_second_connection_gets_the_lock(
+    server: Consul, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a process is out of descriptors: it cannot be told that the lock is free, so it asks now and then."""
+    connect = _Link.connect
+    opened: list[_Link] = []
+    refused: list[OSError] = []
+
+    async def limited(*args: Any) -> _Link:
+        if opened:
+            refused.append(OSError(errno.EMFILE, "Too many open files"))
+            raise refused[-1]
+        opened.append(await connect(*args))
+        return opened[0]
+
+    with (
+        fencepost.connect(f"{server.url}/single", ttl=TTL) as others,
+        fencepost.connect(f"{server.url}/single", ttl=TTL) as locks,
+    ):
+        held = others.acquire("x")
+        monkeypatch.setattr(_Link, "connect", limited)
+        waits = background(lambda: locks.acquire("x", timeout=PATIENCE))
+        until(lambda: refused, "it waits, and could not ask to be told", watching=[waits])
+        assert held.release()
+        assert waits.result().release()
 
 
 def test_a_release_whose_answer_was_lost_is_confirmed_by_the_second_try(server: Consul) -> None:

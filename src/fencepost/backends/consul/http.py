@@ -381,7 +381,9 @@ class Http:
         query: dict[str, object] = {"index": index, "wait": f"{max(int(wait * 1000), 1)}ms"} if index else {}
         request = self.request("GET", path, **query)
         keys = [path.removeprefix("kv/")] if path.startswith("kv/") else []
-        return (await self.ask(request, delay=wait * 17 / 16 if index else 0.0, keys=keys, spare=True))[0]
+        # Short, and a waiter that cannot open a connection has to ask: only then may it take the last one.
+        short = not index and bool(keys)
+        return (await self.ask(request, delay=wait * 17 / 16 if index else 0.0, keys=keys, spare=not short))[0]
 
     async def _token(self) -> bytes:
         """The header with the token for a new connection; empty if all connections use the same token."""
@@ -398,8 +400,8 @@ class Http:
     async def _link(self, *, spare: bool) -> tuple[_Link, bool]:
         """An idle connection, or a new one, and whether it is new; ``spare`` leaves one idle connection for others.
 
-        A query of a watch or a waiter must not take the only connection: if the process cannot open another one, no
-        lease would be renewed in the meantime.
+        A blocking query must not take the only connection, nor any query of the watch: if the process cannot open
+        another one, no lease would be renewed in the meantime.
         """
         while len(self._idle) > spare and (link := taken(self._idle)) is not None:
             try:
