@@ -215,12 +215,27 @@ def test_a_full_queue_of_dead_waiters_takes_the_living(server: Postgres, name: s
 
 WAITS_AND_FORKS = """
 import os, sys, threading, fencepost
+from fencepost.backends.postgres import listener
 
-_, url, name = sys.argv
+_, url, name, when = sys.argv
+connect, connected, forked = listener.connect, threading.Event(), threading.Event()
+
+async def slow(*args):
+    link = await connect(*args)
+    connected.set()
+    forked.wait()
+    return link
+
+if when == "connecting":
+    listener.connect = slow
 locks = fencepost.connect(url, ttl=600)
 threading.Thread(target=locks.acquire, args=(name,), daemon=True).start()
-sys.stdin.readline()
+if when == "connecting":
+    connected.wait()
+else:
+    sys.stdin.readline()
 if os.fork():
+    forked.set()
     threading.Event().wait()
 print("forked", flush=True)
 sys.stdin.readline()
@@ -228,14 +243,19 @@ print("lives", flush=True)
 """
 
 
-def test_a_killed_waiter_is_skipped_although_a_child_of_its_process_lives(server: Postgres, name: str) -> None:
+@pytest.mark.parametrize("when", ["waiting", "connecting"])
+def test_a_killed_waiter_is_skipped_although_a_child_of_its_process_lives(
+    server: Postgres, name: str, when: str
+) -> None:
     with fencepost.connect(server.url, ttl=LONG) as locks:
         holder = locks.acquire(name)
-        with Child.python("-c", WAITS_AND_FORKS, server.url, name) as process:
+        with Child.python("-c", WAITS_AND_FORKS, server.url, name, when) as process:
+            if when == "waiting":
+                waiters_of(locks, name, 1, process)
+                process.tell("fork")
+            assert process.line() == "forked"
             waiters_of(locks, name, 1, process)
             assert listening(server) == 1
-            process.tell("fork")
-            assert process.line() == "forked"
             behind = aside(locks.acquire, name)
             waiters_of(locks, name, 2)
             assert listening(server) == 2

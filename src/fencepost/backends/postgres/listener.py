@@ -4,9 +4,11 @@ import contextlib
 import logging
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import dataclass
+from typing import ClassVar
 
 import psycopg
 
@@ -14,6 +16,7 @@ from fencepost.backends.fork import sever
 from fencepost.backends.postgres.connection import BlockingLink, Call, Target, connect, failure, pooled, tell
 from fencepost.driver import Driver, Signal, abandoned, boottime
 from fencepost.driver.backoff import Backoff
+from fencepost.driver.fork import at_fork
 from fencepost.driver.scope import patience as within
 from fencepost.driver.service import Run, Service
 from fencepost.driver.sockets import READABLE, poller
@@ -26,6 +29,28 @@ LINGER = 30.0  # for how many seconds it goes on listening after the last waiter
 _LISTENING = (5.0, 15.0)  # seconds between two beats, and from the last beat until the process counts as dead
 _POLLING = (1.0, 4.0)
 _RETRY = (0.05, 2.0)
+
+
+class _Forks:
+    """Tells whether this process was forked during a time."""
+
+    under_way: ClassVar[list[int]] = []
+    """The threads that are forking."""
+    last: ClassVar[object] = object()
+    """Another object for each fork."""
+
+    @classmethod
+    def before(cls) -> None:
+        cls.under_way.append(threading.get_ident())
+        cls.last = object()
+
+    @classmethod
+    def in_parent(cls) -> None:
+        with contextlib.suppress(ValueError):
+            cls.under_way.remove(threading.get_ident())
+
+
+at_fork(before=_Forks.before, after_in_parent=_Forks.in_parent, after_in_child=_Forks.under_way.clear)
 
 
 @dataclass(slots=True, eq=False)
@@ -185,12 +210,15 @@ class Listener:
         try:
             while run.current:
                 try:
+                    quiet, last = not _Forks.under_way, _Forks.last
                     link = await connect(BlockingLink, self._target)
                     with closing(link):
                         assert isinstance(link, BlockingLink)
-                        self._link = link
-                        await self._hear(link, waker, run)
-                        return
+                        self._link = link  # from now on a forked child drops it
+                        if quiet and _Forks.last is last:
+                            await self._hear(link, waker, run)
+                            return
+                    self._trouble = "this process was forked meanwhile"  # the child has a copy, and does not know
                 except Exception as error:
                     if not isinstance(error, (BackendError, psycopg.Error)):
                         _log.exception("listening for grants failed")
