@@ -81,6 +81,7 @@ class _Asking(Generic[T]):
         self.waiting: list[Signal] = []
         self.answer: list[T] = []
         self.error: BaseException | None = None
+        self.over = False
 
 
 class Source(Generic[T]):
@@ -142,6 +143,8 @@ class Source(Generic[T]):
             asking.waiting.append(signal)
         if first:
             self._call(asking)
+        if asking.over:
+            signal.set()  # it may have come too late for _done()
         limit = most if in_task else patience(most)  # a task is cancelled when its caller stops waiting
         await signal.wait(limit)
         if asking.answer:
@@ -220,12 +223,12 @@ class Source(Generic[T]):
             asking.error = answer
         else:
             asking.answer.append(answer)
-        with self._gate:
-            if self._asking is asking:
-                self._asking = None
-            waiting = asking.waiting.copy()
-        for signal in waiting:
-            signal.set()
+        # Without the gate: a thread inside may have been interrupted by code that waits for this answer.
+        asking.over = True
+        if self._asking is asking:
+            self._asking = None
+        while asking.waiting:
+            asking.waiting.pop().set()
 
 
 def _is_async(ask: Callable[[], Any]) -> bool:

@@ -36,7 +36,13 @@ def _observers() -> Hooks:
     if _hooks is None:
         with _gate:
             if _hooks is None:
-                _hooks = Hooks(_by_default())
+                found = _by_default()
+                if _hooks is None:
+                    _hooks = Hooks(found)
+                else:  # meanwhile observe() was called, or this function, by code that interrupted it
+                    for hook in found:
+                        if isinstance(hook, Audit):
+                            hook.close()
     return _hooks
 
 

@@ -45,6 +45,12 @@ class Audit:
         self._gate = threading.RLock()  # a signal handler or __del__ may interrupt a thread that is inside
         self._file = -1
         self._torn = False
+        self._turn: object = None
+        """The event that was written last."""
+        self._inside = 0
+        """How many events are being written: more than one if one interrupts another."""
+        self._closing: list[int] = []
+        """Files to be closed once no event is being written."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._open()
@@ -58,18 +64,12 @@ class Audit:
             return
         line = json.dumps(event.facts(), ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
         with self._gate:
-            if not self._is_current():
-                self._open()
-            # After a torn line, which a full disk or a power loss leaves, begin a new line for the next event.
-            text = b"\n" + line if self._torn else line
-            self._torn = True
-            # One write to a file opened for appending: lines of several processes never mix.
-            written = os.write(self._file, text)
-            if written < len(text):
-                raise OSError(f"only {written} of {len(text)} bytes fit into the audit log {str(self._path)!r}")
-            self._torn = False
-            if self._sync == "always" or (self._sync == "refusals" and _matters(event)):
-                os.fsync(self._file)
+            self._inside += 1
+            try:
+                self._write(line, self._sync == "always" or (self._sync == "refusals" and _matters(event)))
+            finally:
+                self._inside = max(self._inside - 1, 0)
+                self._close()
 
     def close(self) -> None:
         """Close the file; an event that comes later opens it again."""
@@ -77,27 +77,53 @@ class Audit:
             self._use(-1)
 
     def _forked(self) -> None:
-        self._gate = threading.RLock()  # a thread of the parent may have held it, and is not here to give it back
+        # A thread of the parent may have been inside, and is not here to leave.
+        self._gate = threading.RLock()
+        self._inside = 0
+
+    def _write(self, line: bytes, sync: bool) -> None:
+        file = self._current()
+        if file < 0:
+            file = self._open()
+        # After a torn line, which a full disk or a power loss leaves, begin a new line for the next event.
+        text = b"\n" + line if self._torn else line
+        turn = self._turn = object()
+        self._torn = True
+        # One write to a file opened for appending: lines of several processes never mix.
+        written = os.write(file, text)
+        if written < len(text):
+            raise OSError(f"only {written} of {len(text)} bytes fit into the audit log {str(self._path)!r}")
+        if self._turn is turn:  # else the line of an event that interrupted this one is the last, and may be torn
+            self._torn = False
+        if sync:
+            os.fsync(file)
 
     def _use(self, file: int) -> None:
-        before, self._file = self._file, file  # first: one that interrupts this must not find a file that is closed
+        before, self._file = self._file, file
         if before >= 0:
-            os.close(before)
+            self._closing.append(before)
+            self._close()
 
-    def _is_current(self) -> bool:
-        """Whether the open file is still the one of that name; a rotation renames or removes it."""
-        if self._file < 0:
-            return False
-        try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._file))
-        except FileNotFoundError:
-            return False
+    def _close(self) -> None:
+        """Close what is used no longer, unless this interrupts an event that is being written to it."""
+        while not self._inside and self._closing:
+            os.close(self._closing.pop())
 
-    def _open(self) -> None:
+    def _current(self) -> int:
+        """The open file, if it is still the one of that name, else -1; a rotation renames or removes it."""
+        file = self._file
+        with contextlib.suppress(FileNotFoundError):
+            if file >= 0 and os.path.samestat(os.stat(self._path), os.fstat(file)):
+                return file
+        return -1
+
+    def _open(self) -> int:
         # O_BINARY exists, and is needed, only on Windows. Python has the file closed on exec, where there is exec.
         file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o640)
-        self._use(file)
+        # Before the file is used: an event that interrupts this one must not be written behind a torn line.
         self._torn = os.fstat(file).st_size > 0 and os.lseek(file, -1, os.SEEK_END) >= 0 and os.read(file, 1) != b"\n"
+        self._use(file)
+        return file
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:

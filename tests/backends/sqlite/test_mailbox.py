@@ -54,6 +54,35 @@ class Waiter(Background[None]):
         return self.lease
 
 
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_mailbox_that_could_not_be_bound_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """It fails in the last step, when its thread runs already."""
+
+    class Owner:
+        def leave(self, name: str, holder: str) -> None: ...
+
+    owner, folder = Owner(), tmp_path / "wakes"
+    (tmp_path / "locks.db").touch()
+    box = mailbox.Mailbox(tmp_path / "locks.db", folder, owner.leave)
+    before = set(threading.enumerate())
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", lambda *_: raising(error))
+        with pytest.raises(error):
+            box.open()
+    until(lambda: set(threading.enumerate()) <= before, "its thread has ended")
+    box.close()
+    assert list(folder.iterdir()) == []
+    assert box.open() in [path.name for path in folder.iterdir()]
+    box.close()
+    assert list(folder.iterdir()) == []
+
+
+def raising(error: type[BaseException]) -> None:
+    raise error
+
+
 def queued(locks: sync.Locks, count: int, *waiters: Background[Any]) -> None:
     def line() -> bool:
         status = locks.status("a")

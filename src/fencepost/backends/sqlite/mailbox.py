@@ -87,30 +87,33 @@ class Mailbox:
             pass
         _sweep(self._folder)
         name = os.urandom(8).hex()
+        # Bind under another name and rename: other processes remove a mailbox that they cannot reach under its
+        # final name, since they take its process for dead.
+        new, path = self._folder / (name + _NEW), self._folder / name
+        end: weakref.finalize[..., Mailbox] | None = None
         box = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            # Bind under another name and rename: other processes remove a mailbox that they cannot reach under its
-            # final name, since they take its process for dead.
-            new = self._folder / (name + _NEW)
-            with _Path(self._folder, new.name) as path:
-                box.bind(path)
+            with _Path(self._folder, new.name) as short:
+                box.bind(short)
             permit(new, self._file)
             box.settimeout(LOOK)
             # Before the rename: a mailbox that no thread empties would count as that of a live process.
             service = Service(Blocking(), partial(_listen, weakref.ref(self), box), "fencepost-wake")
             service.start()
-            new.rename(self._folder / name)
+            end = weakref.finalize(self, _end, box, path, os.getpid())
+            new.rename(path)
             overtaken = self._bound()  # by code that interrupted this one
-        except (OSError, RuntimeError, MemoryError):  # no descriptor, or no thread can be started just now
-            for each in (new, self._folder / name):
+        except BaseException:  # such as OSError or RuntimeError: no descriptor, or no thread can be started just now
+            if end is not None:
+                end.detach()
+            for each in (new, path):
                 _end(box, each, os.getpid())
             raise
         if overtaken:
             service.close()
-            _end(box, self._folder / name, os.getpid())
+            end()
             return
-        self._service, self._socket, self.address = service, box, name
-        self._end = weakref.finalize(self, _end, box, self._folder / name, os.getpid())
+        self._end, self._service, self._socket, self.address = end, service, box, name
 
     def expect(self, name: str, holder: str, signal: Signal) -> None:
         """Set ``signal`` whenever a message wakes ``holder``, a waiter for the lock ``name``."""

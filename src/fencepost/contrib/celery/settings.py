@@ -36,7 +36,10 @@ def locks_of(app: celery.Celery) -> Locks:
         with _gate:
             found = _connected.get(app)
             if found is None:
-                found = _connected[app] = _connect(app)
+                made = _connect(app)
+                found = _connected.setdefault(app, made)
+                if found is not made:  # code that interrupted this one has connected, too
+                    made.close()
     return found
 
 

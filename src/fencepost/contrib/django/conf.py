@@ -180,7 +180,11 @@ def current() -> Conf:
                 if wrong := problems(value):
                     key, sentence = wrong[0]
                     raise ConfigError(f"{named(key)}: {sentence}")
-                _conf = Conf(value)
+                made = Conf(value)
+                if _conf is not None:  # code that interrupted this one was first
+                    made.locks.close()
+                else:
+                    _conf = made
     return _conf
 
 
