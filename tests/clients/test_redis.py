@@ -227,8 +227,8 @@ async def test_a_credential_provider_is_asked_for_each_connection(
     await close(own)
 
 
-def test_a_unix_socket(tmp_path: Path) -> None:
-    path = tmp_path / "redis.sock"
+def test_a_unix_socket(short_folder: Path) -> None:
+    path = short_folder / "redis.sock"
     with running(Redis(args=["--unixsocket", str(path), "--save", ""])) as server:
         for own in (redis.Redis(unix_socket_path=str(path), db=3), redis.Redis.from_url(f"unix://{path}?db=3")):
             with fencepost.connect(own) as locks, locks.lock("a"):

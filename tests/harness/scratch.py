@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 
@@ -44,6 +45,16 @@ def pytest_configure(config: pytest.Config) -> None:
     for each in _leftovers():
         shutil.rmtree(each, ignore_errors=True)
     use(MEMORY / f"{_NAME}{os.getpid()}")
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A temporary folder for Unix sockets: their paths have room for 107 bytes, and ``tmp_path`` is long.
+
+    With ten tests at once it is too long by a digit.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def use(folder: Path) -> None:

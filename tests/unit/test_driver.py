@@ -375,7 +375,7 @@ def test_the_end_of_an_event_loop_ends_background_work_too(caplog: pytest.LogCap
     for _ in range(2):  # in the next loop there is work again
         asyncio.run(main())
         gc.collect()
-    assert asked == 4
+    assert asked >= 4, "a machine that stands still for _SOON meanwhile lets one begin once more, and that ends too"
     assert not early.running
     assert not late.running
     assert not caplog.records

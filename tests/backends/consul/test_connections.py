@@ -109,23 +109,22 @@ def test_a_waiter_that_can_open_no_second_connection_gets_the_lock(
     server: Consul, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a process is out of descriptors: it cannot be told that the lock is free, so it asks now and then."""
-    connect = _Link.connect
     opened: list[_Link] = []
     refused: list[OSError] = []
 
-    async def limited(*args: Any) -> _Link:
-        if opened:
-            refused.append(OSError(errno.EMFILE, "Too many open files"))
-            raise refused[-1]
-        opened.append(await connect(*args))
-        return opened[0]
+    class Limited(_Link):
+        @classmethod
+        async def connect(cls, *args: Any) -> _Link:
+            if opened:
+                refused.append(OSError(errno.EMFILE, "Too many open files"))
+                raise refused[-1]
+            opened.append(await super().connect(*args))
+            return opened[0]
 
-    with (
-        fencepost.connect(f"{server.url}/single", ttl=TTL) as others,
-        fencepost.connect(f"{server.url}/single", ttl=TTL) as locks,
-    ):
+    url = f"{server.url}/single?timeout={PATIENCE:g}s"
+    with fencepost.connect(url, ttl=TTL) as others, fencepost.connect(url, ttl=TTL) as locks:
         held = others.acquire("x")
-        monkeypatch.setattr(_Link, "connect", limited)
+        monkeypatch.setattr(locks._core.backend._http, "_kind", Limited)  # type: ignore[attr-defined]
         waits = background(lambda: locks.acquire("x", timeout=PATIENCE))
         until(lambda: refused, "it waits, and could not ask to be told", watching=[waits])
         assert held.release()

@@ -278,7 +278,7 @@ async def test_a_server_that_does_not_agree_to_http2_is_named(face: str, tmp_pat
 
     with socket.create_server((HOST, 0)) as listener:
         threading.Thread(target=serve, args=(listener,), daemon=True).start()
-        url = f"etcd://{HOST}:{listener.getsockname()[1]}?ca={certificate}&timeout=1s"
+        url = f"etcd://{HOST}:{listener.getsockname()[1]}?ca={certificate}&timeout={GIVES_UP:g}s"
         async with connected(url, face) as ask:
             with pytest.raises(BackendError, match="does not speak HTTP/2") as raised:
                 await ask()

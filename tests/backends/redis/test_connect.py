@@ -115,8 +115,8 @@ def test_user_and_password(own_redis: Own) -> None:
     assert "Redis 6" not in said, "it is new enough"
 
 
-def test_a_unix_socket_and_another_database(tmp_path: Path) -> None:
-    path = tmp_path / "redis.sock"
+def test_a_unix_socket_and_another_database(short_folder: Path) -> None:
+    path = short_folder / "redis.sock"
     with Redis(args=["--unixsocket", str(path)]) as server:
         works(f"redis+unix://{path}?db=3")
         client = redis.Redis(port=server.port, db=3)

@@ -440,13 +440,14 @@ def test_no_row_of_the_file_can_have_another_file_deleted(url: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("place", ["../elsewhere", "{folder}/elsewhere"])
-def test_a_row_of_the_file_cannot_name_a_socket_elsewhere(url: str, tmp_path: Path, place: str) -> None:
+def test_a_row_of_the_file_cannot_name_a_socket_elsewhere(short_folder: Path, place: str) -> None:
+    url = f"sqlite://{short_folder}/locks.db"
     with fencepost.connect(url, ttl=60) as locks, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as elsewhere:
         lease = locks.acquire("a")
-        (tmp_path / "locks.db.wake").mkdir(exist_ok=True)
-        elsewhere.bind(str(tmp_path / "elsewhere"))
+        (short_folder / "locks.db.wake").mkdir(exist_ok=True)
+        elsewhere.bind(str(short_folder / "elsewhere"))
         elsewhere.setblocking(False)
-        enqueue(tmp_path / "locks.db", place.format(folder=tmp_path))
+        enqueue(short_folder / "locks.db", place.format(folder=short_folder))
         assert lease.release()
         with pytest.raises(BlockingIOError):
             elsewhere.recv(100)

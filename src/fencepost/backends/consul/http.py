@@ -334,10 +334,9 @@ class Http:
         except BaseException:
             self._drop(link)
             raise
-        if self._closed:
-            self._drop(link)
-        else:
-            self._idle.append(link)
+        self._idle.append(link)
+        if self._closed:  # looked at afterwards: close() may come at any moment
+            self._drop_idle()
         for answer in answers:
             if answer.status == 403:
                 if link.token and not new and all(each.status == 403 for each in answers):
