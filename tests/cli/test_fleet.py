@@ -20,7 +20,8 @@ from fencepost.fleet import Partitions
 from tests import ROOT
 from tests.harness.child import Child
 from tests.harness.servers import Endpoint
-from tests.harness.waiting import until
+from tests.harness.threads import background, waiters_of
+from tests.harness.waiting import PATIENCE, until
 
 EXAMPLE = ROOT / "examples" / "partitioned_consumer.py"
 
@@ -40,8 +41,11 @@ def test_show_tells_who_owns_what(tmp_path: Path) -> None:
         assert [(each["name"], each["owns"]) for each in told["members"]] == [("first", [0, 1, 2])]
         assert [each["token"] for each in told["partitions"]] == [partition.token for partition in mine]
         assert told["unowned"] == []
+        # It waits already when the lock is broken. Otherwise the member could acquire the lock again before it does.
+        waiting = background(lambda: locks.acquire("orders/1", timeout=PATIENCE))
+        waiters_of(locks, "orders/1", 1, waiting)
         locks.break_lock("orders/1")
-        by_hand = locks.acquire("orders/1")
+        by_hand = waiting.result()
         said = fence("fleet", "show", "orders", "--backend", where).splitlines()
         assert said[0] == "orders: 1 members, 3 partitions, 0 unowned"
         assert said[1].startswith("  first  ")
