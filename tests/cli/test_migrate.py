@@ -134,7 +134,7 @@ def test_one_store_is_no_migration_and_a_busy_lock_is_waited_for(tmp_path: Path)
         assert child.wait() == 2
         assert "$FENCEPOST_NEW_URL is not set" in child.errors
     busy = ["migrate", url, other, "job", "--timeout", "3s"]
-    with fencepost.connect(url) as locks, locks.lock("job"), Child.fencepost(*busy) as child:
+    with fencepost.connect(url) as locks, locks.lock("job"), Child.unhurried(*busy) as child:
         assert child.wait() == 75, child.story
     urls = {"FENCEPOST_URL": url, "FENCEPOST_NEW_URL": other}
     with Child.fencepost("migrate", "-", "-", "job", "other", "--for", "1ms", env=urls) as child:

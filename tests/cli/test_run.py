@@ -49,7 +49,7 @@ class Runner:
         return ["run", "job", "--backend", self.url, *options, "--", *command]
 
     def start(self, *options: str, command: Sequence[str]) -> Child:
-        return self._started.enter_context(Child.fencepost(*self.arguments(*options, command=command)))
+        return self._started.enter_context(Child.unhurried(*self.arguments(*options, command=command)))
 
     def run(self, *options: str, command: Sequence[str]) -> Child:
         """A runner that has ended."""

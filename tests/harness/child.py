@@ -24,6 +24,8 @@ from tests import ROOT
 from tests.harness.waiting import PATIENCE, until
 
 CLOSED = object()
+# As ``unhurried`` does in the process of the tests.
+_UNHURRIED = f"from fencepost import cli, locks; locks._ANSWER = {PATIENCE}; cli.main()"
 
 
 def _free(file: str) -> bool:
@@ -82,6 +84,11 @@ class Child:
     def fencepost(cls, *arguments: object, **options: Any) -> Self:
         """The command line program."""
         return cls.python("-m", "fencepost", *arguments, **options)
+
+    @classmethod
+    def unhurried(cls, *arguments: object, **options: Any) -> Self:
+        """The same, where an acquire whose timeout is over waits for the store's answer: NotAcquired in any case."""
+        return cls.python("-c", _UNHURRIED, *arguments, **options)
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
