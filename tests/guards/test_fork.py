@@ -100,6 +100,7 @@ def test_marks_of_a_child_forked_during_a_request_of_the_parent_s(tmp_path: Path
 
 @isolated
 def test_no_connection_of_marks_is_open_in_a_child_forked_while_a_thread_waits_for_the_file(tmp_path: Path) -> None:
+    fork._PATIENCE = PATIENCE  # on a busy machine one look at the file may take longer than a fork waits for it
     path = tmp_path / "marks.sqlite3"
     marks = Marks(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
