@@ -136,7 +136,7 @@ def test_at_a_terminal_keys_sort_it_and_q_gives_the_terminal_back(locks: sync.Lo
         locks.acquire("c")
         screen.shows("3 held, 0 waiting")
         screen.type("q")
-        assert screen.process.wait(PATIENCE) == 0
+        assert screen.ends() == 0
         assert screen.echoes
 
 
@@ -145,7 +145,7 @@ def test_ctrl_c_ends_it_and_no_colour_is_no_colour(where: str) -> None:
         screen.shows("0 held, 0 waiting")
         screen.shows("q quit")
         screen.type("\x03")
-        assert screen.process.wait(PATIENCE) == 0
+        assert screen.ends() == 0
         assert screen.echoes
         assert "\x1b[3" not in screen.screen.replace("\x1b[3J", "")
 
@@ -158,7 +158,7 @@ def test_a_signal_that_stops_or_ends_it_gives_the_terminal_back_too(where: str) 
         screen.shows("q quit")
         screen.process.send_signal(signal.SIGTERM)
         screen.shows("\x1b[?25h\x1b[?1049l")  # the cursor, and the screen that was there before
-        assert screen.process.wait(PATIENCE) == 128 + signal.SIGTERM
+        assert screen.ends() == 128 + signal.SIGTERM
         assert screen.echoes
 
 

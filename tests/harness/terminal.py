@@ -48,10 +48,7 @@ class Terminal:
         __tracebackhide__ = True
 
         def shown() -> bool:
-            ended = self.process.poll()
-            with contextlib.suppress(BlockingIOError):
-                while said := os.read(self._ours, 65536):
-                    self.screen += said.decode(errors="replace")
+            ended = self._read()
             if text not in self.screen[self._shown :]:
                 assert ended is None, f"{self.command[:6]} ended with status {ended}, and showed no {text!r}"
                 return False
@@ -63,6 +60,22 @@ class Terminal:
         except AssertionError as error:
             error.add_note(f"--- the screen:\n{self.screen}\n---")
             raise
+
+    def ends(self, deadline: float = PATIENCE) -> int:
+        """Wait for the end of the program; its exit status. Until then it may go on to write to the screen.
+
+        Nobody else reads that: a program that draws until it sees a key would fill the terminal, and see no key.
+        """
+        until(lambda: self._read() is not None, f"the end of {self.command[:6]}", deadline=deadline)
+        return self.process.wait()
+
+    def _read(self) -> int | None:
+        """Read what there is; the exit status of the program if it had ended before."""
+        ended = self.process.poll()
+        with contextlib.suppress(BlockingIOError):
+            while said := os.read(self._ours, 65536):
+                self.screen += said.decode(errors="replace")
+        return ended
 
     def __enter__(self) -> Self:
         return self
