@@ -124,7 +124,7 @@ def test_bash_completes_commands_and_the_names_of_locks(tmp_path: Path) -> None:
     try fencepost show acc
     try fencepost show -
     """
-    with fencepost.connect(env["FENCEPOST_URL"]) as held:
+    with fencepost.connect(env["FENCEPOST_URL"], ttl=300) as held:
         held.acquire("account/42")
         held.acquire("other")
         # What a shell would obey, once it stands in a command: zsh's script evaluates what it is given.

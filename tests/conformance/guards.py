@@ -190,12 +190,16 @@ def S3(address: str, stack: ExitStack, policy: Policy | None) -> Guarded:
     return Swapped(s3.S3Guard(client, bucket, policy=policy))
 
 
+_PATIENT = ("--timeout", "10m")
+"""The service closes connections that are idle for so long. Here one is, while tests of another fixture run."""
+
+
 class Http:
     """The resource service, which is a guard as well."""
 
     def __init__(self, address: str, stack: ExitStack, policy: Policy | None) -> None:
         if policy is not None and policy.limits(MAX_TOKEN) == (None, None):
-            address = stack.enter_context(Service(args=["--ceiling", "off", "--timeout", "10m"])).url
+            address = stack.enter_context(Service(args=["--ceiling", "off", *_PATIENT])).url
         host = address.removeprefix("http://")
         self._connections = PerThread(lambda: http.client.HTTPConnection(host, timeout=30), stack)
 
@@ -283,5 +287,5 @@ GUARDS: dict[str, Row] = {
     "etcd": Row(lambda fixture, stack: f"{fixture('etcd_server').url}#{secrets.token_hex(4)}", Etcd, examples=60),
     "s3": Row(_bucket, S3, examples=25),
     "file": Row(lambda fixture, stack: str(_folder(fixture)), File, examples=100),
-    "resource": Row(lambda fixture, stack: stack.enter_context(Service()).url, Http, ordered=False),
+    "resource": Row(lambda fixture, stack: stack.enter_context(Service(args=_PATIENT)).url, Http, ordered=False),
 }

@@ -56,10 +56,7 @@ class Store:
 
     @property
     def patience(self) -> float:
-        """How long to wait for what must come; far longer than it takes, on the busiest machine.
-
-        A test may take twice as long, and is still stopped before its process or pytest is.
-        """
+        """How long to wait for what must come; far longer than it takes, on the busiest machine."""
         return 45.0
 
     async def side_by_side(self, *behaviours: Callable[["Store"], Awaitable[None]]) -> None:

@@ -291,8 +291,9 @@ async def test_a_dropped_lease_is_no_longer_renewed(store: Store, caplog: pytest
     with caplog.at_level(logging.WARNING, logger="fencepost"):
 
         async def warned() -> bool:
-            # Again and again: on a busy machine one expires before it is dropped.
-            lease = await here.acquire(store.name, ttl=store.short, timeout=store.long)
+            # On a busy machine a lease expires before it is dropped: the next one lasts longer.
+            ttl = store.short * 1.5 ** len(tokens)
+            lease = await here.acquire(store.name, ttl=ttl, timeout=store.long)
             tokens.append(lease.token)
             del lease
             gc.collect()

@@ -13,6 +13,10 @@ import pytest
 from fencepost import locks
 from tests.harness import waiting
 
+WHOLE = 200.0
+"""Seconds for an async test: longer than any wait in it, so that a wait that fails says what never came, and shorter
+than the limits of ``@isolated`` and of pytest."""
+
 
 @runtime_checkable
 class ClosedInLoop(Protocol):
@@ -29,7 +33,7 @@ def run_async_test(test: Callable[..., Awaitable[None]], arguments: Mapping[str,
     async def whole() -> None:
         used = [each for each in arguments.values() if isinstance(each, ClosedInLoop)]
         try:
-            async with asyncio.timeout(2 * used[0].patience if used else waiting.PATIENCE):
+            async with asyncio.timeout(WHOLE):
                 await test(**arguments)
         finally:
             for each in used:
