@@ -13,9 +13,10 @@ from fencepost_lab.cli import demo as cli_demo
 from fencepost_lab.stage import demo
 from fencepost_lab.stage.processes import Unexpected, open_processes, together
 from fencepost_lab.stage.timeline import Timeline
+from fencepost_lab.stage.worker import Fact
 from tests.harness.child import Child
 from tests.harness.terminal import Terminal
-from tests.harness.waiting import PATIENCE, until
+from tests.harness.waiting import PATIENCE, until, until_async
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +74,8 @@ def test_the_text_shows_the_three_parts_in_order_and_plainly(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_on_a_terminal_it_has_colours_and_ending_it_early_leaves_nothing(tmp_path: Path) -> None:
-    with Terminal(COMMAND, env={"TMPDIR": str(tmp_path)}) as terminal:
+    # Not --fast: a quarter of a minute is left for the signal to come before the end.
+    with Terminal(COMMAND[:-1], env={"TMPDIR": str(tmp_path)}) as terminal:
         terminal.shows("freezes")
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.process.wait(PATIENCE) == 128 + signal.SIGINT
@@ -99,6 +101,26 @@ async def test_a_resource_that_does_not_fence_is_found_out() -> None:
         seen = await demo.fence_on(demo.Part(zombie, successor, url, "document", section))
     assert seen != demo.EXPECTED["fence_on"]
     assert seen == {"accepted_writers": 2, "stale_rejections": 0, "status": None, "corrupted": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["stop", "sleep"])
+async def test_a_pause_that_was_over_before_anybody_looked_still_counts_if_it_was_a_stop(mode: str) -> None:
+    """As if the demo itself had stood still for longer than its worker."""
+    async with open_processes() as built:
+        url = await built.resource(fence=True)
+        pause = ["--pause", "10ms", "--pause-mode", mode, "--pause-at", "before-read", "--ttl", "60s"]
+        told: list[Fact] = []
+        worker = await built.worker(
+            "A", told.append, "--resource", url, *pause, backend=f"sqlite://{built.folder}/a.db"
+        )
+        await worker.go("acquire")
+        await until_async(lambda: any(fact["event"] == "resumed" for fact in told), "it is awake again")
+        if mode == "stop":
+            await worker.frozen()
+        else:
+            with pytest.raises(Unexpected, match="was not stopped"):
+                await worker.frozen()
 
 
 async def test_a_picture_that_is_not_as_expected_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,19 +140,30 @@ class StepWorker:
         self._tell({"event": "fault", "do": what, "worker": self.name, "at": boottime()})
 
     async def frozen(self) -> None:
-        """Return once the worker has announced its pause and the kernel has stopped it."""
-        await self.until("paused")
-        await self._stopped()
+        """Return once the worker has announced its pause, and the kernel has stopped it.
 
-    async def _stopped(self) -> None:
+        If this process was slow, the worker may be awake again. It says how long it stood still.
+        """
+        paused = await self.until("paused")
+        await self._stopped(paused)
+
+    async def _stopped(self, paused: Fact | None = None) -> None:
+        """Return once the kernel has stopped the worker; with ``paused``, also if that pause is over."""
         try:
             async with asyncio.timeout(_PATIENCE):
                 while not is_stopped(self._process.pid):
-                    if any(fact["event"] == "resumed" for fact in self.facts):
-                        raise Unexpected(f"worker {self.name} paused, but was never seen stopped")
+                    if paused is not None and self._slept(paused):
+                        return
                     await asyncio.sleep(0.005)
         except TimeoutError:
             raise Unexpected(f"worker {self.name} did not stop") from None
+
+    def _slept(self, paused: Fact) -> bool:
+        """Whether a pause is over; Unexpected if the worker went on without having been stopped."""
+        over = [fact for fact in self.facts if fact["event"] == "resumed" and fact["at"] >= paused["at"]]
+        if over and (over[0]["mode"] != "stop" or over[0]["seconds"] < paused["seconds"]):
+            raise Unexpected(f"worker {self.name} paused, but was not stopped")
+        return bool(over)
 
 
 class Processes:
