@@ -83,19 +83,30 @@ def zookeeper_client(server: Server) -> Iterator[Any]:
         client.close()
 
 
+def etcd(server: Server, method: str, body: dict[str, str]) -> Any:
+    """What etcd answers once it has a leader: when it stands still for half a second, it elects another one."""
+
+    def answer() -> Any:
+        with contextlib.suppress(OSError):
+            return http_json(server.port, "POST", f"/v3/kv/{method}", json.dumps(body))
+        return None
+
+    return until(answer, f"etcd's answer to {method}")
+
+
 def put(server: Server, value: str) -> None:
     """Keep one value, over the server's own protocol."""
     match server:
         case Redis():
-            assert ask(server.port, f"SET key {value}\r\n".encode()) == b"+OK\r\n"
+            assert ask(server.port, f"SET key {value}\r\n".encode(), timeout=PATIENCE) == b"+OK\r\n"
         case Etcd():
             body = {"key": coded("key"), "value": coded(value)}
-            http_json(server.port, "POST", "/v3/kv/put", json.dumps(body))
+            etcd(server, "put", body)
         case ZooKeeper():
             with zookeeper_client(server) as client:
                 client.create("/key", value.encode())
         case Consul():
-            assert http_json(server.port, "PUT", "/v1/kv/key", value) is True
+            assert http_json(server.port, "PUT", "/v1/kv/key", value, timeout=PATIENCE) is True
         case Postgres():
             server.psql(f"create table kept as select '{value}' as value")
 
@@ -104,15 +115,16 @@ def get(server: Server) -> str:
     """The value that was put."""
     match server:
         case Redis():
-            return ask(server.port, b"GET key\r\n").decode().split("\r\n")[1]
+            return ask(server.port, b"GET key\r\n", timeout=PATIENCE).decode().split("\r\n")[1]
         case Etcd():
-            found = http_json(server.port, "POST", "/v3/kv/range", json.dumps({"key": coded("key")}))
+            found = etcd(server, "range", {"key": coded("key")})
             return base64.b64decode(found["kvs"][0]["value"]).decode()
         case ZooKeeper():
             with zookeeper_client(server) as client:
                 return str(client.get("/key")[0].decode())
         case Consul():
-            return base64.b64decode(http_json(server.port, "GET", "/v1/kv/key")[0]["Value"]).decode()
+            found = http_json(server.port, "GET", "/v1/kv/key", timeout=PATIENCE)
+            return base64.b64decode(found[0]["Value"]).decode()
         case Postgres():
             return server.psql("select value from kept")
     raise AssertionError(server)
@@ -134,7 +146,6 @@ def test_a_server_is_paused_killed_restarted_and_closed(kind: type[Server]) -> N
     """One server's life: starting a new one for each of these would take most of the time."""
     durable = kind is not Redis  # whose own test is below
     with running(kind(timeout=PATIENCE)) as server:
-        assert server.ping()
         assert server.folder.is_dir()
         assert server.log.exists()
         if durable:
@@ -153,7 +164,6 @@ def test_a_server_is_paused_killed_restarted_and_closed(kind: type[Server]) -> N
         assert not Path(f"/proc/{pid}").exists()
         assert refuses(server.port)
         server.start()
-        assert server.ping()
         assert (server.url, server.pid != pid) == (address, True)
         if durable:
             assert get(server) == "kept", "through a kill"
@@ -200,9 +210,10 @@ def test_an_etcd_cluster_serves_without_one_member_and_not_without_two() -> None
 @only_with(ZooKeeper)
 def test_a_zookeeper_ensemble_elects_one_leader() -> None:
     with running(ZooKeeperEnsemble()) as ensemble:
-        modes = [ask(member.port, b"srvr").decode().partition("Mode: ")[2].split()[0] for member in ensemble.members]
+        said = [ask(member.port, b"srvr", timeout=PATIENCE).decode() for member in ensemble.members]
+        modes = [each.partition("Mode: ")[2].split()[0] for each in said]
         assert sorted(modes) == ["follower", "follower", "leader"]
-        assert ask(ensemble.members[0].port, b"ruok") == b"imok"
+        assert ask(ensemble.members[0].port, b"ruok", timeout=PATIENCE) == b"imok"
 
 
 def test_every_fixture_has_an_address(
@@ -253,7 +264,7 @@ def test_a_port_lost_to_somebody_else_is_replaced_by_another() -> None:
 
     with running(Robbed()) as server:
         assert server.port != thieves[0].getsockname()[1]
-        assert server.ping()
+        until(lambda: healthy(server), "it answers")
     thieves[0].close()
 
 
@@ -268,7 +279,7 @@ def test_a_server_that_does_not_start_says_why() -> None:
 def test_a_server_restarted_by_a_thread_outlives_that_thread() -> None:
     with running(Redis()) as server:
         background(server.restart).result()
-        assert server.ping()
+        until(lambda: healthy(server), "it answers")
         assert server.running
 
 
@@ -288,7 +299,7 @@ else:
 
 def test_no_server_outlives_a_killed_run() -> None:
     with Child.python("-c", START_ALL, *(kind.__name__ for kind in KINDS)) as run:
-        told = run.json()
+        told = run.json(4 * PATIENCE)  # five servers, one after the other
         if isinstance(told, str):
             unavailable(told)
         run.kill()
