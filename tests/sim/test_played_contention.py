@@ -32,8 +32,8 @@ def test_the_page_shows_two_who_believe_that_they_hold(
             ttl=0.5,
             work=0.1,
             warmup=0,
-            duration=5,
-            pause=2,
+            duration=8,  # it is stopped half way
+            pause=4,  # the others get the lock meanwhile, also if the machine stands still for 2 s
             resource=resource.url,
             fence=fence == "on",
             history=True,
