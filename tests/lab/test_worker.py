@@ -73,12 +73,12 @@ def test_a_stop_ends_by_itself(common: list[str]) -> None:
 
 def test_a_sleep_leaves_the_renewals_running(common: list[str], locks: str, tmp_path: Path) -> None:
     with (
-        WorkerProcess(*common, "--ttl", "3s", "--pause", "9s", "--pause-mode", "sleep") as worker,
+        WorkerProcess(*common, "--ttl", "6s", "--pause", "12s", "--pause-mode", "sleep") as worker,
         fencepost.connect(locks) as other,
     ):
         worker.until("paused")
         with pytest.raises(fencepost.NotAcquired):
-            other.acquire(tmp_path.name, timeout=3.5)
+            other.acquire(tmp_path.name, timeout=6.5)
         assert worker.end() == 0, worker.story
     assert worker.events[-3:] == ["sent", "accepted", "released"]
 

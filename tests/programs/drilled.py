@@ -30,7 +30,8 @@ def main(url: str, name: str, database: str, audit: str, mode: str) -> None:
             if conn.in_transaction:
                 conn.execute("ROLLBACK")
 
-    with fencepost.connect(url, ttl=3, hooks=[log]) as locks:
+    # A ttl that outlasts a busy machine: until it is frozen, it must not lose its lease.
+    with fencepost.connect(url, ttl=6, hooks=[log]) as locks:
         lease = locks.acquire(name)
         access(False, lease)
         print(f"holds {lease.token}", flush=True)
