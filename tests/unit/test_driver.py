@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -352,8 +353,15 @@ def test_pauses_grow_up_to_the_longest_and_begin_again() -> None:
     assert 1.3 < max(drawn) <= 1.5
 
 
-def test_the_end_of_an_event_loop_ends_background_work_too(caplog: pytest.LogCaptureFixture) -> None:
-    """asyncio.run cancels all tasks, then shuts down generators, then waits for threads, and only then closes."""
+@pytest.mark.parametrize(("stalls", "runs"), [(False, 2), (True, 3)], ids=["prompt", "stalls"])
+def test_the_end_of_an_event_loop_ends_background_work_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, stalls: bool, runs: int
+) -> None:
+    """asyncio.run cancels all tasks, then shuts down generators, then waits for threads, and only then closes.
+
+    Work that was cancelled begins again after _SOON. As a rule that is while the loop waits for its threads, which is
+    too late. On a machine that stalls it is before the generators are shut down: then the work ends once more.
+    """
     asked = 0
 
     async def job(run: Run) -> None:
@@ -366,8 +374,25 @@ def test_the_end_of_an_event_loop_ends_background_work_too(caplog: pytest.LogCap
     early, late = Service(ours, job, "early"), Service(ours, job, "late")
 
     async def main() -> None:
+        loop, again = asyncio.get_running_loop(), list[Callable[[], object]]()
+        call_later = loop.call_later
+
+        def soon(delay: float, call: Callable[..., object], *args: Any) -> asyncio.Handle:
+            if delay != tasks._SOON:
+                return call_later(delay, call, *args)
+            again.append(call)
+            return loop.call_soon(call if stalls else int)
+
+        def thread() -> None:
+            until(lambda: len(again) == runs, "the generators are shut down, and everything was cancelled")
+            made = threading.Event()
+            for each in (*again, made.set):
+                loop.call_soon_threadsafe(each)
+            assert made.wait(PATIENCE)
+
+        monkeypatch.setattr(loop, "call_later", soon)
         early.start()
-        asyncio.get_running_loop().run_in_executor(None, time.sleep, 5 * tasks._SOON)
+        loop.run_in_executor(None, thread)
         waiting = asyncio.create_task(asyncio.sleep(PATIENCE))
         waiting.add_done_callback(lambda _: late.start())  # as what cleans up, while all tasks are cancelled, may do
         await asyncio.sleep(0)
@@ -375,7 +400,7 @@ def test_the_end_of_an_event_loop_ends_background_work_too(caplog: pytest.LogCap
     for _ in range(2):  # in the next loop there is work again
         asyncio.run(main())
         gc.collect()
-    assert asked >= 4, "a machine that stands still for _SOON meanwhile lets one begin once more, and that ends too"
+    assert asked == 2 * runs
     assert not early.running
     assert not late.running
     assert not caplog.records

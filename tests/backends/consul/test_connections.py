@@ -7,13 +7,13 @@ import contextlib
 import errno
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import fencepost
-from fencepost.backends.consul.http import _Link
+from fencepost.backends.consul.http import Http, _Link
 from fencepost.driver import run
 from fencepost.errors import BackendError, ConfigError
 from fencepost.events import Event
@@ -109,22 +109,21 @@ def test_a_waiter_that_can_open_no_second_connection_gets_the_lock(
     server: Consul, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where a process is out of descriptors: it cannot be told that the lock is free, so it asks now and then."""
-    opened: list[_Link] = []
     refused: list[OSError] = []
-
-    class Limited(_Link):
-        @classmethod
-        async def connect(cls, *args: Any) -> _Link:
-            if opened:
-                refused.append(OSError(errno.EMFILE, "Too many open files"))
-                raise refused[-1]
-            opened.append(await super().connect(*args))
-            return opened[0]
-
-    url = f"{server.url}/single?timeout={PATIENCE:g}s"
+    url = f"{server.url}/single"
     with fencepost.connect(url, ttl=TTL) as others, fencepost.connect(url, ttl=TTL) as locks:
+        http: Http = locks._core.backend._http  # type: ignore[attr-defined]
+
+        class Limited(_Link):  # not _Link itself: the watch of the other locks connects too, at any time
+            @classmethod
+            async def connect(cls, *args: Any) -> _Link:
+                if http._links:
+                    refused.append(OSError(errno.EMFILE, "Too many open files"))
+                    raise refused[-1]
+                return await super().connect(*args)
+
         held = others.acquire("x")
-        monkeypatch.setattr(locks._core.backend._http, "_kind", Limited)  # type: ignore[attr-defined]
+        monkeypatch.setattr(http, "_kind", Limited)
         waits = background(lambda: locks.acquire("x", timeout=PATIENCE))
         until(lambda: refused, "it waits, and could not ask to be told", watching=[waits])
         assert held.release()
@@ -186,6 +185,38 @@ async def test_after_one_request_without_an_answer_no_idle_connection_is_trusted
         for lease in leases:
             assert await lease.release()
         await client.close()
+
+
+class Returning(list[_Link]):
+    """Idle connections; just before the next one is given back, ``first`` is called."""
+
+    def __init__(self, links: list[_Link], first: Callable[[], None]) -> None:
+        super().__init__(links)
+        self._first: Callable[[], None] | None = first
+
+    def append(self, link: _Link) -> None:
+        first, self._first = self._first, None
+        if first is not None:
+            first()
+        super().append(link)
+
+
+@pytest.mark.parametrize("face", FACES)
+async def test_a_connection_that_comes_back_while_the_locks_are_closed_is_closed(
+    server: Consul, monkeypatch: pytest.MonkeyPatch, face: str
+) -> None:
+    """Its thread has its answer, and another thread closes the locks before the connection is idle again."""
+    client = Client(face, f"{server.url}/back", ttl=TTL)
+    http: Http = client.raw._core.backend._http
+    assert await client.status("x") is None
+    [link] = http._idle
+    with contextlib.closing(link):
+        monkeypatch.setattr(http, "_idle", Returning(http._idle, http.close))
+        assert await client.status("x") is None, "an answer that has come is not lost"
+        assert not http._idle
+        assert not http._links
+        assert not link.fresh(), "it is closed"
+    await client.close()
 
 
 @pytest.mark.parametrize("token", ["x%0d%0aX-Evil:1", "x%0aX-Evil:1", "x%00"])

@@ -8,8 +8,7 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost_lab.servers.processes import program
-from tests.backends.etcd.tools import LONG
+from tests.backends.etcd.tools import LONG, command
 from tests.harness.child import Child
 from tests.harness.servers import Endpoint
 from tests.harness.threads import background
@@ -20,9 +19,8 @@ class Elect(Child):
     """``etcdctl elect``: with a proposal it runs, and leads until it is ended; without, it prints each leader."""
 
     def __init__(self, url: str, name: str, proposal: str = "") -> None:
-        address = url.partition("://")[2]
         what = [name, proposal] if proposal else ["--listen", name]
-        super().__init__([program("ETCDCTL"), "--endpoints", address, "elect", *what])
+        super().__init__(command(url, "elect", *what))
 
     def resign(self) -> None:
         """End it once it knows that it leads: before that it leaves its key behind, for a minute."""

@@ -20,9 +20,9 @@ from tests.backends.etcd.tools import LONG, etcdctl, leader
 from tests.conformance.faces import FACES, Client
 from tests.harness.scripted import Fault, GrpcScripted
 from tests.harness.threads import background, known_to_wait
-from tests.harness.waiting import PATIENCE, run, until, until_async
+from tests.harness.waiting import GIVES_UP, PATIENCE, run, until, until_async
 
-TTL = 2.0
+TTL = 5.0  # what expires here: this process may stand still for 3 s before it is meant to
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +61,9 @@ def heal(*members: Etcd) -> None:
 class Waiting:
     """Somebody who waits for a lock, and gives it back at once."""
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, ttl: float = LONG) -> None:
         self.tokens: list[int] = []
-        self._locks = fencepost.connect(url, ttl=TTL)
+        self._locks = fencepost.connect(url, ttl=ttl)
         self._name = name
         self._thread = threading.Thread(target=self._wait, daemon=True)
         self._thread.start()
@@ -122,7 +122,7 @@ def test_an_outage_is_loss_by_the_deadline_and_only_a_delay_to_waiters(server: E
         url = f"etcd://{HOST}:{proxy.port if kind == 'cut off' else server.port}?timeout=3s"
         with fencepost.connect(url, ttl=TTL) as locks:
             lease = locks.acquire(name)
-            with Waiting(url, name) as waiter:
+            with Waiting(url, name, ttl=TTL) as waiter:
                 assert waiter.queued()
                 with outage(kind, server, proxy) as happened:
                     until(happened, "it happens")
@@ -136,7 +136,8 @@ def test_an_outage_is_loss_by_the_deadline_and_only_a_delay_to_waiters(server: E
 
 def test_an_outage_shorter_than_the_ttl_is_survived(server: Etcd) -> None:
     name = secrets.token_hex(4)
-    with fencepost.connect(server.url, ttl=15) as locks, Waiting(server.url, name) as other:
+    url = f"{server.url}?timeout={PATIENCE:g}s"
+    with fencepost.connect(url, ttl=LONG) as locks, Waiting(server.url, name) as other:
         assert other.served()
         lease = locks.acquire(name)
         server.kill()
@@ -261,10 +262,11 @@ def test_a_release_whose_connection_broke_before_the_answer_is_confirmed(server:
 
 def test_the_loss_of_the_leader_costs_no_lease(cluster: EtcdCluster) -> None:
     name = secrets.token_hex(4)
-    with fencepost.connect(cluster.url, ttl=15) as locks, Waiting(cluster.url, name) as waiter:
+    url = f"{cluster.url}?timeout={PATIENCE:g}s"
+    with fencepost.connect(url, ttl=PATIENCE) as locks, Waiting(url, name) as waiter:
         assert waiter.served()
         lease = locks.acquire(name)
-        with Waiting(cluster.url, name) as other:
+        with Waiting(url, name) as other:
             assert other.queued()
             old = leader(cluster)
             old.kill()
@@ -279,7 +281,7 @@ def test_the_loss_of_the_leader_costs_no_lease(cluster: EtcdCluster) -> None:
 def test_every_member_can_fail_in_turn(cluster: EtcdCluster) -> None:
     name = secrets.token_hex(4)
     tokens = []
-    with fencepost.connect(cluster.url, ttl=15) as locks:
+    with fencepost.connect(f"{cluster.url}?timeout={PATIENCE:g}s", ttl=LONG) as locks:
         for member in cluster.members:
             tokens.append(lease_token(locks, name))
             member.kill()
@@ -292,7 +294,8 @@ def test_every_member_can_fail_in_turn(cluster: EtcdCluster) -> None:
 def test_a_frozen_member_is_passed_over(cluster: EtcdCluster) -> None:
     name = secrets.token_hex(4)
     first = cluster.members[0]
-    with fencepost.connect(cluster.url + "?timeout=6s", ttl=15) as locks:
+    # Each of the three members has a third of the timeout.
+    with fencepost.connect(f"{cluster.url}?timeout={3 * GIVES_UP:g}s", ttl=LONG) as locks:
         token = lease_token(locks, name)
         with first.paused():
             assert frozen(first)

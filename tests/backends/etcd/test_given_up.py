@@ -48,8 +48,8 @@ def test_a_key_that_was_put_is_removed_although_what_came_next_was_never_sent(
 ) -> None:
     name = secrets.token_hex(4)
     with (
-        fencepost.connect(f"{server.url}?timeout={GIVES_UP:g}s", ttl=15) as locks,
-        fencepost.connect(server.url) as others,
+        fencepost.connect(f"{server.url}?timeout={GIVES_UP:g}s", ttl=LONG) as locks,
+        fencepost.connect(server.url, ttl=LONG) as others,
     ):
         kept, below = locks.acquire("kept"), others.acquire(f"{name}/below")
         lock = locks.lock(name)

@@ -31,7 +31,7 @@ def server() -> Iterator[Etcd]:
 
 @pytest.fixture
 def locks(server: Etcd) -> Iterator[sync.Locks]:
-    with fencepost.connect(server.url, ttl=LONG) as connected:
+    with fencepost.connect(f"{server.url}?timeout={PATIENCE:g}s", ttl=LONG) as connected:
         yield connected
 
 
@@ -146,13 +146,13 @@ def test_deadlines_are_counted_from_before_the_request_was_sent(server: Etcd) ->
         start = boottime()
         lease = locks.acquire("second", ttl=LONG / 2)
         assert proxy.slowed
-        assert boottime() > start + 2 * delay, "etcd's lease and its answer took their time"
-        assert lease.deadline - lease.ttl < start + 2 * delay
+        counted = lease.deadline - lease.ttl
+        assert start <= counted
+        assert boottime() - counted > 4 * delay, "both requests were sent later"
         start = boottime()
         sessions.ping(session)
         until(lambda: session.since >= start, "it is kept alive")
-        assert boottime() > start + 2 * delay
-        assert session.since < start + 2 * delay
+        assert boottime() - session.since > 2 * delay
         proxy.slow(0)
         assert lease.release()
 
@@ -165,12 +165,12 @@ def test_closing_leaves_no_lease_behind(server: Etcd) -> None:
 
 
 def test_a_revoked_session_is_news_to_all_its_holders_and_to_nobody_else(server: Etcd) -> None:
-    with fencepost.connect(server.url, ttl=2) as locks, fencepost.connect(server.url, ttl=LONG) as others:
+    with fencepost.connect(server.url, ttl=6) as locks, fencepost.connect(server.url, ttl=LONG) as others:
         held = [locks.acquire(f"lock-{number}") for number in range(3)]
         other = others.acquire("other")
         for lease in etcdctl(server.url, "lease", "list")["leases"]:
             identity = f"{lease['id']:x}"
-            if etcdctl(server.url, "lease", "timetolive", identity)["granted-ttl"] == 2:
+            if etcdctl(server.url, "lease", "timetolive", identity)["granted-ttl"] == 6:
                 etcdctl(server.url, "lease", "revoke", identity)
         assert all(lease.ended.wait(PATIENCE) for lease in held)
         other.check()
@@ -298,7 +298,8 @@ def test_a_session_that_one_with_little_time_could_not_open_is_opened_by_the_nex
         sessions = locks._core.backend._sessions  # type: ignore[attr-defined]
         proxy.slow(1.0)
         hasty = background(lambda: locks.acquire("a", timeout=0.1))
-        until(lambda: sessions._openings, "it opens a session", watching=[hasty])
+        # If this process stands still meanwhile, the hasty one is over, and the patient one opens the first session.
+        until(lambda: sessions._openings or hasty.done, "it opens a session")
         patient = background(lambda: locks.acquire("b", timeout=PATIENCE))
         with pytest.raises(BackendError):
             hasty.result()

@@ -17,11 +17,16 @@ LONG = 300.0
 """A ttl or timeout that outlives the test."""
 
 
+def command(url: str, *arguments: str) -> list[str]:
+    """A command of etcdctl's. By itself it waits 2 s for a login, and 5 s for an answer."""
+    waits = [f"--dial-timeout={PATIENCE:g}s", f"--command-timeout={PATIENCE:g}s"]
+    return [program("ETCDCTL"), "--endpoints", url.partition("://")[2], *waits, *arguments]
+
+
 def etcdctl(url: str, *arguments: str) -> Any:
     """What etcdctl answers, decoded."""
-    address = url.partition("://")[2]
-    command = [program("ETCDCTL"), "--endpoints", address, "--write-out", "json", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    wanted = command(url, "--write-out", "json", *arguments)
+    done = subprocess.run(wanted, capture_output=True, text=True, timeout=2 * PATIENCE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout) if done.stdout.startswith(("{", "[")) else done.stdout
 
@@ -36,8 +41,7 @@ class Native(Child):
     """``etcdctl lock``: it prints its key once it holds the lock, and holds it until it is ended."""
 
     def __init__(self, url: str, name: str, ttl: int = 60) -> None:
-        address = url.partition("://")[2]
-        super().__init__([program("ETCDCTL"), "--endpoints", address, "lock", "--ttl", str(ttl), name])
+        super().__init__(command(url, "lock", "--ttl", str(ttl), name))
 
     def has_it(self) -> bool:
         return bool(self.output)

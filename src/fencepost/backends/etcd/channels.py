@@ -91,8 +91,8 @@ class Channels:
         try:
             async with asyncio.timeout(timeout):
                 return await joined(self._connecting(member, timeout))
-        except TimeoutError:
-            raise cannot_connect("no answer in time") from None
+        except TimeoutError as error:
+            raise cannot_connect(error) from None
         except ConnectionAbortedError:
             self._check()
             raise cannot_connect("the connection was closed") from None

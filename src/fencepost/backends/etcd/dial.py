@@ -30,7 +30,7 @@ class Dial:
         try:
             raw = connect(self.host, self.port, max(until - monotonic(), _SHORTEST))
         except OSError as error:
-            raise cannot_connect(_said(error)) from error
+            raise cannot_connect(error) from error
         try:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_alive(raw)
@@ -44,7 +44,7 @@ class Dial:
         except BaseException as error:
             raw.close()
             if isinstance(error, OSError):
-                raise cannot_connect(_said(error)) from error
+                raise cannot_connect(error) from error
             raise
         return raw
 
@@ -55,7 +55,3 @@ def check_protocol(secured: ssl.SSLSocket | ssl.SSLObject) -> None:
         raise Failure(
             Code.UNAVAILABLE, "the server does not speak HTTP/2 over TLS; does the URL name an etcd?", unsent=True
         )
-
-
-def _said(error: OSError) -> str:
-    return str(error) or "no answer in time"

@@ -45,7 +45,7 @@ class Link(asyncio.Protocol):
             link.close()
             await link.gone()
             if isinstance(error, OSError):  # TimeoutError is one
-                raise cannot_connect(str(error) or "no answer in time") from error
+                raise cannot_connect(error) from error
             raise
         return link
 

@@ -94,7 +94,8 @@ class Rpc:
                 return await self._send(method, request, member, left, sent)
             except Failure as error:
                 fault = Fault.of(error)
-                if not said or not fault.silent or left > each * 0.9:  # else it had too little time: keep what was said
+                late = fault.silent or error.late
+                if not said or not late or left > each * 0.9:  # else it had too little time: keep what was said
                     said = f"etcd at {channels.hosts[member]}: {fault.words}"
                 if fault.silent and left >= _SILENCE:
                     channels.hang_up(dial)  # the connection may be dead without an error
@@ -218,7 +219,7 @@ class Rpc:
                     f"{hint}what credentials= returned for {user!r}", backend="etcd", ambiguous=False
                 ) from None
             # The request that needed the login was not sent.
-            raise Failure(error.code, words, unsent=True) from error
+            raise Failure(error.code, words, unsent=True, late=error.late) from error
 
     async def _credentials(self) -> tuple[str, str]:
         login: Source[Secret] | None = self._address.login

@@ -28,16 +28,18 @@ class Code(IntEnum):
 class Failure(Exception):
     """A call failed: the server reported it, or no answer can arrive any more."""
 
-    def __init__(self, code: Code, words: str, *, unsent: bool = False) -> None:
+    def __init__(self, code: Code, words: str, *, unsent: bool = False, late: bool = False) -> None:
         super().__init__(code, words)
         self.code = code
         self.words = words
         self.unsent = unsent
         """Whether the server certainly did not execute the request, and will not."""
+        self.late = late
+        """Whether the timeout was over before there was a connection."""
 
     def again(self) -> "Failure":
         """A copy for another caller: raising the same object again would add to its traceback."""
-        return Failure(self.code, self.words, unsent=self.unsent)
+        return Failure(self.code, self.words, unsent=self.unsent, late=self.late)
 
 
 def deadline_exceeded() -> Failure:
@@ -46,8 +48,9 @@ def deadline_exceeded() -> Failure:
 
 
 def cannot_connect(why: object) -> Failure:
-    """There is no connection, so nothing was sent."""
-    return Failure(Code.UNAVAILABLE, f"cannot connect: {why}", unsent=True)
+    """There is no connection, so nothing was sent; ``why`` is the error, or its words."""
+    words = str(why) or "no answer in time"
+    return Failure(Code.UNAVAILABLE, f"cannot connect: {words}", unsent=True, late=isinstance(why, TimeoutError))
 
 
 def hung_up() -> Failure:
