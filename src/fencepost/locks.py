@@ -63,7 +63,8 @@ EVERYBODY = 2**31 - 1
 """The limit of a lock that any number of holders may share."""
 # A cancelled acquire, release or close waits this long for its clean-up, which then goes on in the background.
 GRACE = 0.5
-# close() waits this long for waiters to leave their queues, and as long again for a store that fails to release.
+# close() waits this long for waiters to leave their queues, and as long again for a store that fails to release. The
+# waiters wait as long for their clean-up: it could not go on in the background, because close() disconnects next.
 PARTING = 2.0
 # An acquire that may wait ends at most _OVERTIME seconds after its timeout, whatever the store does. The store may
 # answer until _ANSWER; the rest is for the clean-up.
@@ -481,7 +482,9 @@ class Core(Generic[L]):
             failed = isinstance(error, BackendError)
             if not isinstance(error, BackendError) or error.ambiguous or visit is not None:
                 # Cancelled, interrupted or failed: the store may have granted the lock or queued the holder anyway.
-                grace = min(GRACE, max(until + _OVERTIME - self.driver.now(), 0.1)) if failed and queue else GRACE
+                grace = PARTING if waits.over else GRACE
+                if failed and queue:
+                    grace = min(grace, max(until + _OVERTIME - self.driver.now(), 0.1))
                 try:
                     await self.driver.apart(self._leave(name, holder), grace)
                 finally:  # also if it is cancelled once more

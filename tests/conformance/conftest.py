@@ -2,10 +2,12 @@
 
 import pytest
 
+from fencepost import election, locks
 from tests.conformance.backends import BACKENDS
 from tests.conformance.faces import FACES
 from tests.conformance.store import Store
 from tests.harness.stores import NO_SERVER, no_servers
+from tests.harness.waiting import PATIENCE
 
 MARKS = {
     "fair": "only where the backend promises to serve live waiters in the order they came",
@@ -42,3 +44,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def store(request: pytest.FixtureRequest) -> Store:
     row, face = request.param
     return Store(face, row.url(request.getfixturevalue), row.promises)
+
+
+@pytest.fixture(autouse=True)
+def unhurried_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let waiters leave their queues in the end: closing stops waiting for them after two seconds of silence."""
+    for module in (locks, election):
+        monkeypatch.setattr(module, "PARTING", PATIENCE)

@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
+from fencepost import locks
 from fencepost.errors import QueueFull
 from tests.conformance.cancel import Cutter, at_every_await
 from tests.conformance.faces import Client, Hold
 from tests.conformance.store import Store
+from tests.harness.waiting import PATIENCE
 
 pytestmark = pytest.mark.only("asyncio")
 
@@ -172,8 +174,9 @@ async def test_a_cancelled_waiter_gives_its_place_in_a_full_line_to_the_next_one
     await nothing_left(store, watcher)
 
 
-async def test_an_event_loop_that_ends_takes_its_waiters_along(store: Store) -> None:
+async def test_an_event_loop_that_ends_takes_its_waiters_along(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """asyncio.run cancels what still runs, and then there is no loop left for a clean-up."""
+    monkeypatch.setattr(locks, "GRACE", PATIENCE)  # the store may be silent for as long as the clean-up usually gets
     watcher = store.connect()
     holder = await watcher.acquire(store.name)
 

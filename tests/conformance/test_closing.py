@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from fencepost import locks
 from fencepost.errors import ConfigError
 from fencepost.lease import Reason
 from tests.conformance.cancel import Cutter, at_every_await
@@ -78,6 +79,39 @@ async def test_closing_ends_those_who_wait_and_leaves_nobody_in_line(store: Stor
     assert (status.holder, status.waiters) == (holder.holder, ())
     assert await holder.release()
     assert await there.status(store.name) is None, "it went to nobody who had left"
+
+
+@pytest.mark.core
+async def test_closing_disconnects_only_after_a_slow_store_has_let_its_waiters_go(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than a cancelled acquire waits for its clean-up."""
+    monkeypatch.setattr(locks, "GRACE", 0.01)
+    here, there = store.connect(), store.connect()
+    holder = await there.acquire(store.name)
+    backend, sleep = here.raw._core.backend, here.raw._core.driver.sleep
+    leave, disconnect = backend.leave, backend.close
+    done: list[str] = []
+
+    async def leave_slowly(name: str, who: str) -> str | None:
+        await sleep(0.3)
+        left: str | None = await leave(name, who)
+        done.append("left")
+        return left
+
+    async def disconnects() -> None:
+        done.append("disconnected")
+        await disconnect()
+
+    monkeypatch.setattr(backend, "leave", leave_slowly)
+    monkeypatch.setattr(backend, "close", disconnects)
+    waiter = asyncio.create_task(here.acquire(store.name))
+    await store.queue(there, 1, watching=[waiter])
+    await here.close()
+    assert done == ["left", "disconnected"]
+    with pytest.raises(ConfigError, match="these locks are closed"):
+        await waiter
+    assert await holder.release()
 
 
 async def test_closing_does_not_end_the_waits_of_others(store: Store) -> None:

@@ -499,7 +499,7 @@ def test_a_stuck_saga_is_visible_and_driven_by_hand(tmp_path: Path) -> None:
 
     program = (
         "import sqlite3, sys, fencepost, shop\n"
-        f"shop.order.run(fencepost.connect(), sqlite3.connect({str(tmp_path / 'app.sqlite3')!r}), sys.argv[1])"
+        f"shop.order.run(fencepost.connect(ttl=300), sqlite3.connect({str(tmp_path / 'app.sqlite3')!r}), sys.argv[1])"
     )
 
     def shop(id: str) -> int:

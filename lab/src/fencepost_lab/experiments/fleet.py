@@ -263,12 +263,10 @@ class _Act:
         alive = [host for host in self.hosts if host not in (*self.severed, *self.silent, *self.dead)]
         self.say(f"{len(self.severed)} hosts are cut off from Redis, {len(self.silent)} from all, {len(self.dead)} die")
         cut_off = [*self.severed, *self.silent]
-        for fleet in fleets:
-            self._order("hold", fleet.on(cut_off), fleet)
-        for fleet in fleets:
-            await self._until(
-                partial(self._at_work, fleet, cut_off), "job under way in each partition of the hosts to cut off"
-            )
+        await self._hold(fleets, cut_off)
+        # From here on nothing is heard until the hosts are cut off: a loss that comes in meanwhile counts as theirs.
+        lost = {fleet.name: fleet.owned(fleet.on([*cut_off, *self.dead])) for fleet in fleets}
+        held = {fleet.name: self._held(fleet) for fleet in fleets}
         for host in self.severed:
             self.network.cut(host, to=_STORE)
         for host in (*self.silent, *self.dead):
@@ -277,8 +275,6 @@ class _Act:
         for fleet in fleets:
             self._order("go", fleet.on(self.silent), fleet)  # their writes get no further than the cable
         await together(*(self._kill(fleets, host) for host in self.dead))
-        lost = {fleet.name: fleet.owned(fleet.on([*self.severed, *self.silent, *self.dead])) for fleet in fleets}
-        held = {fleet.name: self._held(fleet) for fleet in fleets}
         seen: dict[str, dict[str, Any]] = {}
         for fleet in fleets:
             mine = lost[fleet.name]
@@ -300,6 +296,26 @@ class _Act:
             await self._until(partial(fleet.balanced, everybody), "balance among the hosts that are left")
             seen[fleet.name] |= {"healed": healed, "balanced_in": boottime() - healed}
         return seen
+
+    async def _hold(self, fleets: list[_Fleet], hosts: Sequence[str]) -> None:
+        """Return once each partition of these hosts has a job whose write is held, while everything is in balance.
+
+        A machine that stands still for the ttl loses partitions: then their jobs are let go, and held again.
+        """
+        while True:
+            for fleet in fleets:
+                self._order("hold", fleet.on(hosts), fleet)
+            for fleet in fleets:
+                await self._until(
+                    lambda fleet=fleet: self._at_work(fleet, hosts) or not fleet.balanced(list(fleet.workers)),  # type: ignore[misc]
+                    "job under way in each partition of the hosts to cut off",
+                )
+            if all(fleet.balanced(list(fleet.workers)) and self._at_work(fleet, hosts) for fleet in fleets):
+                return
+            for fleet in fleets:
+                self._order("go", fleet.on(hosts), fleet)
+            for fleet in fleets:
+                await self._until(fleet.settled, "balance with every partition served")
 
     def _at_work(self, fleet: _Fleet, hosts: Sequence[str]) -> bool:
         mine = fleet.owned(fleet.on(hosts))
