@@ -473,16 +473,23 @@ def test_a_waiter_whose_event_loop_was_stopped_costs_those_behind_it_its_ttl(own
 
 
 @pytest.mark.silence
-async def test_a_waiter_that_cannot_leave_before_its_timeout_leaves_when_it_can(own_redis: Own) -> None:
+async def test_a_waiter_that_cannot_leave_before_its_timeout_leaves_when_it_can(
+    own_redis: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its leaving is cut short while it connects, and made again."""
     with fencepost.connect(own_redis.url, ttl=10 * PATIENCE) as others, Proxy(own_redis.server.port) as proxy:
         held = others.acquire("a")
         url = f"redis://{proxy.address}?timeout={PATIENCE:g}s&connect_timeout={PATIENCE:g}s"
         async with aio.connect(url) as locks:
-            waiting = asyncio.create_task(locks.acquire("a", timeout=1))
+            backend: Any = locks._core.backend
+            waiting = asyncio.create_task(locks.acquire("a", timeout=PATIENCE))
             await until_async(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiting])
             proxy.cut_newcomers()
             proxy.drop()  # from now on no new connection is answered
+            # Its timeout comes now: a short one could come before it waits.
+            monkeypatch.setattr(backend.driver, "now", lambda: boottime() + PATIENCE)
+            (waiter,) = backend._waiters.waiters.values()
+            waiter.signal.set()
             with pytest.raises((BackendError, NotAcquired)):
                 await waiting
             assert own_redis.client.zcard(QUEUE) == 1
