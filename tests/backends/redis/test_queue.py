@@ -209,7 +209,7 @@ def test_one_that_was_stopped_before_it_learned_that_it_waits_knows_how_old_its_
 ) -> None:
     """It stands between the server's answer and its wait; so does the message of its grant, which expires meanwhile."""
     arrived, told, go_on = threading.Event(), threading.Event(), threading.Event()
-    with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=3) as stopped:
+    with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=300) as stopped:
         backend: Any = stopped._core.backend
         queues, node = backend._waiters, backend._nodes.only
         join, hear = queues.join, node.hear
@@ -239,6 +239,7 @@ def test_one_that_was_stopped_before_it_learned_that_it_waits_knows_how_old_its_
         assert held.release()
         granted = locks.status("a")
         assert granted is not None, "the release handed the lock to the one that stands still"
+        assert own_redis.client.pexpire("fencepost:lock:a", 1), "and it expires"
         later = locks.acquire("a", timeout=PATIENCE)
         assert later.token > granted.token
         go_on.set()
@@ -254,7 +255,7 @@ def test_a_grant_heard_after_its_waiter_has_queued_up_anew_leaves_no_second_plac
 ) -> None:
     """The message of a grant is overtaken by its expiry, and by the look that finds the waiter a new place."""
     look_on, go_on, told, seen = (threading.Event() for _ in range(4))
-    with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=3) as slow:
+    with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=300) as slow:
         backend: Any = slow._core.backend
         queues, node = backend._waiters, backend._nodes.only
         look, hear = queues._look, node.hear
@@ -282,6 +283,7 @@ def test_a_grant_heard_after_its_waiter_has_queued_up_anew_leaves_no_second_plac
         waiter.start()
         until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits")
         assert held.release()
+        assert own_redis.client.pexpire("fencepost:lock:a", 1), "it was handed the lock, which expires"
         later = locks.acquire("a", timeout=PATIENCE)
         look_on.set()
         until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits again")
