@@ -185,11 +185,11 @@ async def test_user_database_and_name_are_copied_and_closing_either_leaves_the_o
     own = module(face).Redis(
         port=server.port, db=3, username=b"app", password=ODD.encode(), client_name="shop", decode_responses=True
     )
-    locks = Client(face, own, options={"prefix": "jobs:", "timeout": "2s"})
+    locks = Client(face, own, options={"prefix": "jobs:", "timeout": "60s"})
     hold = await locks.acquire("a")
     [held] = [each for each in admin.client_list() if each["name"] == "shop" and each["user"] == "app"]
     assert held["db"] == "3"
-    assert locks.raw._core.backend.options.timeout == 2
+    assert locks.raw._core.backend.options.timeout == 60
     await close(own)
     await hold.renew()
     other = await locks.try_acquire("a")

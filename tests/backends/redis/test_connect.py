@@ -27,7 +27,7 @@ from fencepost_lab.servers import HOST, Redis
 from fencepost_lab.servers.redis_groups import RedisCluster, Watched
 from tests.backends.conftest import Own
 from tests.harness.isolated import isolated
-from tests.harness.threads import background, known_to_wait
+from tests.harness.threads import background, known_to_wait, on_thread
 from tests.harness.waiting import GIVES_UP, PATIENCE, run, until, until_async
 
 SECRET = "open:sesame@1/2"
@@ -341,21 +341,25 @@ def test_who_finds_all_connections_in_use_waits_no_longer_than_it_said(
 
 
 @isolated
-def forked_inside(url: str, port: int) -> None:
+def forked_inside(url: str, server: int) -> None:
     """A signal handler forks while its thread waits for an answer, and both go on."""
     parent = os.getpid()
     children: list[int] = []
 
     def fork(number: int, frame: object) -> None:
+        if children:  # they have had the time to wait for the answer, too
+            os.kill(server, signal.SIGCONT)
+            return
         for _ in range(10):
             if os.getpid() == parent and (child := os.fork()):
                 children.append(child)
+        if os.getpid() == parent:
+            signal.setitimer(signal.ITIMER_REAL, 0.8)
 
-    client: Any = redis.Redis(port=port)
-    with contextlib.closing(client), fencepost.connect(f"{url}?timeout={PATIENCE}s") as locks:
+    with fencepost.connect(f"{url}?timeout={PATIENCE}s") as locks:
         lease = locks.acquire("a")
         signal.signal(signal.SIGALRM, fork)
-        client.client_pause(1000)
+        os.kill(server, signal.SIGSTOP)  # it answers after the fork, however late that is
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         try:
             status = locks.status("a")
@@ -372,7 +376,7 @@ def forked_inside(url: str, port: int) -> None:
 
 
 def test_a_fork_in_the_middle_of_a_request_leaves_the_answer_to_the_parent(own_redis: Own) -> None:
-    forked_inside(own_redis.url, own_redis.server.port)
+    forked_inside(own_redis.url, own_redis.client.info("server")["process_id"])
 
 
 @isolated
@@ -460,22 +464,30 @@ def watched(down_after: float = 3.0) -> Iterator[tuple[Redis, Redis, str]]:
 
 @pytest.mark.parametrize("face", ["blocking", "asyncio"])
 def test_sentinel_fails_over_and_locks_go_on_at_the_new_master(face: str) -> None:
+    def fail_over() -> None:
+        """Kill the master; the lock of its holder, who died with it, expires at the new one and not before."""
+        with redis.Redis(port=master.port) as here, redis.Redis(port=replica.port, decode_responses=True) as there:
+            until(lambda: here.wait(1, 1000) == 1, "the replica has it all")
+            master.kill()
+            until(lambda: there.info("replication")["role"] == "master", "it takes over")
+            assert there.pexpire("fencepost:lock:a", 1)
+
     def blocking(url: str) -> None:
-        with fencepost.connect(url, ttl=2) as locks:
+        with fencepost.connect(url, ttl=300) as locks:
             with locks.shared("b"), locks.shared("b"):
                 assert locks.try_acquire("b") is None
             before = locks.acquire("a", renew=False)
             thread, got = waiting(locks)
-            master.kill()
+            fail_over()
             thread.join(PATIENCE)
             assert got
             assert got[0] > before.token
 
     async def concurrent(url: str) -> None:
-        async with aio.connect(url, ttl=2) as locks:
+        async with aio.connect(url, ttl=300) as locks:
             before = await locks.acquire("a", renew=False)
             task = await queued(locks, "a")
-            master.kill()
+            await on_thread(fail_over)
             lease = await asyncio.wait_for(task, PATIENCE)
             assert lease.token > before.token
             await lease.release()
@@ -483,9 +495,6 @@ def test_sentinel_fails_over_and_locks_go_on_at_the_new_master(face: str) -> Non
     with watched() as (master, replica, url):
         works(url)
         blocking(url) if face == "blocking" else run(concurrent(url))
-        client: Any = redis.Redis(port=replica.port, decode_responses=True)
-        assert client.info("replication")["role"] == "master", "it was to fail over"
-        client.close()
         replica.kill()
 
 

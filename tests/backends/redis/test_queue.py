@@ -209,7 +209,7 @@ def test_one_that_was_stopped_before_it_learned_that_it_waits_knows_how_old_its_
 ) -> None:
     """It stands between the server's answer and its wait; so does the message of its grant, which expires meanwhile."""
     arrived, told, go_on = threading.Event(), threading.Event(), threading.Event()
-    with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=3) as stopped:
+    with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=300) as stopped:
         backend: Any = stopped._core.backend
         queues, node = backend._waiters, backend._nodes.only
         join, hear = queues.join, node.hear
@@ -239,6 +239,7 @@ def test_one_that_was_stopped_before_it_learned_that_it_waits_knows_how_old_its_
         assert held.release()
         granted = locks.status("a")
         assert granted is not None, "the release handed the lock to the one that stands still"
+        assert own_redis.client.pexpire("fencepost:lock:a", 1), "and it expires"
         later = locks.acquire("a", timeout=PATIENCE)
         assert later.token > granted.token
         go_on.set()
@@ -254,7 +255,7 @@ def test_a_grant_heard_after_its_waiter_has_queued_up_anew_leaves_no_second_plac
 ) -> None:
     """The message of a grant is overtaken by its expiry, and by the look that finds the waiter a new place."""
     look_on, go_on, told, seen = (threading.Event() for _ in range(4))
-    with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=3) as slow:
+    with fencepost.connect(own_redis.url) as locks, fencepost.connect(own_redis.url, ttl=300) as slow:
         backend: Any = slow._core.backend
         queues, node = backend._waiters, backend._nodes.only
         look, hear = queues._look, node.hear
@@ -282,6 +283,7 @@ def test_a_grant_heard_after_its_waiter_has_queued_up_anew_leaves_no_second_plac
         waiter.start()
         until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits")
         assert held.release()
+        assert own_redis.client.pexpire("fencepost:lock:a", 1), "it was handed the lock, which expires"
         later = locks.acquire("a", timeout=PATIENCE)
         look_on.set()
         until(lambda: own_redis.client.zcard(QUEUE) == 1, "it waits again")
@@ -473,16 +475,23 @@ def test_a_waiter_whose_event_loop_was_stopped_costs_those_behind_it_its_ttl(own
 
 
 @pytest.mark.silence
-async def test_a_waiter_that_cannot_leave_before_its_timeout_leaves_when_it_can(own_redis: Own) -> None:
+async def test_a_waiter_that_cannot_leave_before_its_timeout_leaves_when_it_can(
+    own_redis: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its leaving is cut short while it connects, and made again."""
     with fencepost.connect(own_redis.url, ttl=10 * PATIENCE) as others, Proxy(own_redis.server.port) as proxy:
         held = others.acquire("a")
         url = f"redis://{proxy.address}?timeout={PATIENCE:g}s&connect_timeout={PATIENCE:g}s"
         async with aio.connect(url) as locks:
-            waiting = asyncio.create_task(locks.acquire("a", timeout=1))
+            backend: Any = locks._core.backend
+            waiting = asyncio.create_task(locks.acquire("a", timeout=PATIENCE))
             await until_async(lambda: known_to_wait(locks) == 1, "it waits", watching=[waiting])
             proxy.cut_newcomers()
             proxy.drop()  # from now on no new connection is answered
+            # Its timeout comes now: a short one could come before it waits.
+            monkeypatch.setattr(backend.driver, "now", lambda: boottime() + PATIENCE)
+            (waiter,) = backend._waiters.waiters.values()
+            waiter.signal.set()
             with pytest.raises((BackendError, NotAcquired)):
                 await waiting
             assert own_redis.client.zcard(QUEUE) == 1

@@ -69,8 +69,11 @@ async def test_a_refused_subscribe_is_nobody_elses_answer(own_redis: Own) -> Non
     assert own_redis.keys() <= {"fencepost:lock:y\x1fgone"}
 
 
-async def test_rights_that_are_taken_away_from_a_process_that_listens(own_redis: Own) -> None:
+async def test_rights_that_are_taken_away_from_a_process_that_listens(
+    own_redis: Own, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Redis ends its connection, and refuses to let the next one subscribe, under traffic."""
+    monkeypatch.setattr(waiters, "_PATIENCE", PATIENCE)  # longer than the traffic takes
     url = without_channels(own_redis)
     own_redis.client.execute_command("ACL", "SETUSER", "app", "allchannels")
     async with aio.connect(own_redis.url) as others, aio.connect(url) as locks:
@@ -99,6 +102,7 @@ async def test_rights_that_are_taken_away_from_a_process_that_listens(own_redis:
         assert not wrong
         assert refused, "its connection was to be ended"
         assert not waiting.done()
+        monkeypatch.setattr(waiters, "_PATIENCE", 0.0)
         with pytest.raises(BackendError, match="cannot listen"):
             await asyncio.wait_for(waiting, PATIENCE)
         assert await held.release()

@@ -116,10 +116,13 @@ def test_failing_over_to_a_lagging_replica(fence: str) -> None:
     with lagging() as (master, replica, proxy):
         there = redis.Redis(port=replica.port, decode_responses=True)
         counter = "fencepost:lock:\x1ftoken" if fence == "clock" else "fence:{fencepost:lock:a}"
-        with fencepost.connect(f"{master.url}?fence={fence}", ttl=2) as locks:
+        with fencepost.connect(f"{master.url}?fence={fence}", ttl=300) as locks:
             with locks.lock("a") as lease:
                 control = lease.token
-            until(lambda: there.get(counter) == str(control), "in sync before the cut")
+            until(
+                lambda: there.get(counter) == str(control) and not there.exists("fencepost:lock:a"),
+                "in sync before the cut",
+            )
             proxy.cut()
             for _ in range(3):
                 with locks.lock("a") as lease:
