@@ -19,6 +19,7 @@ from tests.contrib.http import ask, frozen
 from tests.harness.child import Child
 from tests.harness.servers import Endpoint
 from tests.harness.threads import background
+from tests.harness.waiting import PATIENCE
 
 
 class Fleet(NamedTuple):
@@ -59,13 +60,19 @@ def test_a_job_at_start_up_runs_once_for_the_fleet(fleet: Fleet, pg: "psycopg.Co
     assert pg.execute("SELECT count(*) FROM account WHERE id = %s", (f"{fleet.name}/seeds",)).fetchone() == (1,)
 
 
+def test_a_request_whose_lock_is_busy_is_told_when_to_come_again(
+    fleet: Fleet, redis_server: Endpoint, number: int
+) -> None:
+    with fencepost.connect(redis_server.url, ttl=PATIENCE) as locks, locks.lock(f"{fleet.name}/{number}"):
+        for path in (f"/hurried/{number}", f"/hurried/00{number}"):
+            busy = ask(fleet.port, "POST", path)
+            assert (busy.status, busy.headers["retry-after"]) == (409, "3"), busy
+            assert fleet.name not in busy.body
+
+
 def test_a_worker_frozen_past_its_ttl_is_refused(fleet: Fleet, pg: "psycopg.Connection[Any]", number: int) -> None:
     zombie = background(lambda: ask(fleet.port, "POST", f"/zombie/{number}"))
     waiting = fleet.child.event("waiting")
-    for path in (f"/hurried/{number}", f"/hurried/00{number}"):
-        busy = ask(fleet.port, "POST", path)
-        assert (busy.status, busy.headers["retry-after"]) == (409, "3"), busy
-        assert fleet.name not in busy.body
     with frozen(waiting["pid"]):
         paid = ask(fleet.port, "POST", f"/pay/{number}")  # waits until the frozen worker's lease has expired
         assert paid.status == 200

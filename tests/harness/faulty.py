@@ -15,6 +15,7 @@ from fencepost.errors import BackendError
 from fencepost.events import Event
 from fencepost.lease import Grant
 from fencepost.locks import Core
+from fencepost.testing.clock import NAP, Clock
 
 
 def fault(*, ambiguous: bool = True) -> BackendError:
@@ -75,10 +76,10 @@ class Faulty(Memory):
 
 
 class Bench:
-    """Locks over a faulty store, and what they told their hooks."""
+    """Locks over a faulty store, and what they told their hooks; with a clock, the test lets time pass."""
 
-    def __init__(self, *, ttl: float = 60.0) -> None:
-        driver = Blocking()
+    def __init__(self, *, ttl: float = 60.0, clock: Clock | None = None) -> None:
+        driver = Blocking() if clock is None else Blocking(clock.now, nap=NAP)
         self.events: list[Event] = []
         self.backend = Faulty(driver)
         self.core: Core[sync.Lease] = Core(

@@ -130,10 +130,12 @@ def test_nothing_is_told_after_the_loss(locks: testing.Locks, told: list[Event])
 
 def test_a_process_that_was_frozen_knows_it_by_the_clock_alone() -> None:
     now, told = [100.0], list[Event]()
-    driver = Blocking(lambda: now[0], nap=PATIENCE)
+    driver = Blocking(lambda: now[0], nap=10 * PATIENCE)
     core: Core[sync.Lease] = Core(Faulty(driver), driver, sync.Lease, ttl=300.0, queue_limit=10, hooks=[told.append])
     with sync.Locks(core) as locks:
         lease, once = locks.acquire("a"), locks.acquire("b", renew=False)
+        run = core._renewals._timer._service._run
+        until(lambda: run.nudge._flag._waiters, "the service sleeps")  # type: ignore[union-attr]
         now[0] += 129
         assert not lease.at_risk
         now[0] += 2

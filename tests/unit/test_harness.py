@@ -65,6 +65,7 @@ async def test_until_in_a_loop_names_the_tasks_that_failed_meanwhile() -> None:
         broken()
 
     failing = asyncio.create_task(fail(), name="the culprit")
+    await asyncio.wait([failing])
     with pytest.raises(AssertionError, match="a miracle") as raised:
         await until_async(never, "a miracle", deadline=0.05)
     assert any("the culprit" in note and "ZeroDivisionError" in note for note in raised.value.__notes__)

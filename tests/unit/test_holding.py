@@ -187,13 +187,13 @@ def test_a_busy_lock_is_skipped_and_nothing_else_is(locks: testing.Locks, caplog
 
 
 def test_a_timeout_comes_before_a_skip(locks: testing.Locks) -> None:
-    work = locks.holding("a", busy="skip", timeout=300)(lambda: "done")
+    work = locks.holding("a", busy="skip", timeout=1000)(lambda: "done")
     lease = locks.acquire("a", ttl=3000)
     waiting = Background(work)
     waiters_of(locks, "a", 1)
-    locks.clock.advance(299)
+    locks.clock.advance(900)  # not more: real time passes, too
     assert not waiting.done
-    locks.clock.advance(2)
+    locks.clock.advance(101)
     assert waiting.result() is None
     lease.release()
 
@@ -240,14 +240,14 @@ def job(locks: testing.Locks, at_least: float, **options: Any) -> Callable[[], s
 
 def test_a_quick_job_runs_once_in_a_period(locks: testing.Locks) -> None:
     """Its ttl is neither too short for that nor in its way."""
-    for ttl in (5, 500):
-        run = job(locks, 60, ttl=ttl)
+    for ttl in (100, 5000):
+        run = job(locks, 1000, ttl=ttl)
         assert (run(), run()) == ("ran", None)
-        locks.clock.advance(59)
+        locks.clock.advance(900)  # not more: real time passes, too
         assert run() is None
-        locks.clock.advance(1.5)
+        locks.clock.advance(101)
         assert run() == "ran"
-        locks.clock.advance(61)
+        locks.clock.advance(1001)
 
 
 def test_a_slow_job_frees_its_lock_when_it_ends(locks: testing.Locks) -> None:

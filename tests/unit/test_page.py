@@ -17,6 +17,7 @@ from fencepost.hooks import page as pages
 from fencepost.hooks.page import Page, Server
 from fencepost.hooks.prometheus import Metrics
 from fencepost.rule import Verdict
+from tests.harness.waiting import PATIENCE
 
 
 def event(kind: str, **facts: object) -> Event:
@@ -77,18 +78,29 @@ def address(server: Server) -> tuple[str, int]:
 
 
 def test_no_client_stops_the_page(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The server's patience with each client, in the order in which they connect: one that asks may stall for seconds.
+    patiences: list[float] = []
+    serve = server._answer
+
+    def serve_in_order(client: socket.socket) -> None:
+        monkeypatch.setattr(pages, "_PATIENCE", patiences.pop(0))
+        serve(client)
+
+    monkeypatch.setattr(server, "_answer", serve_in_order)
+
     def ask(method: str, path: str = "/metrics") -> tuple[int, bytes]:
-        with closing(http.client.HTTPConnection(*address(server), timeout=30)) as connection:
+        patiences.append(PATIENCE)
+        with closing(http.client.HTTPConnection(*address(server), timeout=PATIENCE)) as connection:
             connection.request(method, path)
             answer = connection.getresponse()
             return answer.status, answer.read()
 
-    monkeypatch.setattr(pages, "_PATIENCE", 0.05)
     assert ask("HEAD") == (200, b"")
     assert ask("POST")[0] == 405
     assert [ask("GET", path)[0] for path in ("/", "/metrics/", "/..%2f")] == [404] * 3
     for sent in (b"", b"\r\n\r\n", b"GET", b"\0\xff" * 50, b"GET /metrics HTTP/1.1\r\nX: " + b"x" * 100_000):
-        with socket.create_connection(address(server), 30) as client:
+        patiences.append(0.05)
+        with socket.create_connection(address(server), PATIENCE) as client:
             try:
                 client.sendall(sent)  # and it neither ends nor reads
             except OSError:
