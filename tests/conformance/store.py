@@ -41,8 +41,8 @@ class Store:
 
     @property
     def kept(self) -> float:
-        """A ttl for leases that shall be renewed past it: a busy machine must still find the time to."""
-        return max(4.0, self.promises.min_ttl)
+        """A ttl for leases that shall be renewed past it, although the machine stands still for 4 seconds."""
+        return max(6.0, self.promises.min_ttl)
 
     @property
     def past(self) -> float:
