@@ -196,7 +196,8 @@ def test_a_waiter_outlives_a_broken_connection(kind: Kind, proxy: Proxy) -> None
 
 def test_an_acquire_whose_answer_is_lost_leaves_nothing_behind(kind: Kind, proxy: Proxy) -> None:
     """The store carries it out, nobody hears of it, and the session lives on for other leases."""
-    with fencepost.connect(kind.url(proxy.address), ttl=60) as here, fencepost.connect(kind.url(), ttl=60) as there:
+    url = kind.url(proxy.address, PATIENCE)  # or it would give up by itself, and clean up, before anybody has looked
+    with fencepost.connect(url, ttl=60) as here, fencepost.connect(kind.url(), ttl=60) as there:
         other = here.acquire("another")
         assert there.acquire("doubt").release(), "it has been used before"
         proxy.lose_answer_to(b"doubt")

@@ -9,9 +9,9 @@ import pytest
 
 import fencepost
 from fencepost import sync
-from fencepost.driver import boottime
 from fencepost.errors import FencepostError
 from fencepost.fleet import Partitions
+from tests.harness.leases import renew_soon
 from tests.harness.threads import background, known_to_wait
 from tests.harness.waiting import PATIENCE, until
 
@@ -75,15 +75,6 @@ def use(locks: sync.Locks, others: sync.Locks, name: str) -> None:
     renew_soon(locks, lease)
     until(lambda: lease.deadline > before, "it is renewed")
     assert lease.release()
-
-
-def renew_soon(locks: sync.Locks, lease: sync.Lease) -> None:
-    """Have a lease renewed in the background now.
-
-    One with so short a ttl that this happens soon by itself would be lost on a busy machine.
-    """
-    lease._due = boottime()
-    locks._core._renewals._timer.post(lease._stored)
 
 
 def lead(locks: sync.Locks, others: sync.Locks, name: str) -> None:

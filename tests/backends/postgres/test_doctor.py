@@ -3,11 +3,15 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
 import fencepost
+from fencepost.backends.postgres import doctor
+from fencepost.backends.postgres.backend import Postgres as Backend
+from fencepost.driver import run
 from fencepost_lab.servers import HOST, Postgres
 from tests.harness.pgbouncer import PgBouncer
 
@@ -67,3 +71,23 @@ def test_a_pooler_a_loose_commit_a_strict_isolation_and_bumped_tokens_are_named(
         "default_transaction_isolation=repeatable read",
         "a connection pooler stands in between",
     ]
+
+
+@pytest.mark.parametrize(("behind", "takes", "level"), [(0.0, 8.0, "ok"), (5.0, 8.0, "ok"), (30.0, 8.0, "warn")])
+def test_a_clock_is_wrong_only_if_the_time_that_the_answer_took_does_not_explain_it(
+    server: Postgres, behind: float, takes: float, level: str
+) -> None:
+    """As on a host that stands still for some seconds between its request and the answer."""
+    looks: list[float] = []
+
+    def wall() -> float:
+        looks.append(time.time() - behind + takes * len(looks))
+        return looks[-1]
+
+    with fencepost.connect(server.url) as locks:
+        backend = locks._core.backend
+        assert isinstance(backend, Backend)
+        found = run(doctor.examine(backend._links, backend._schema, wall))
+    [clock] = [each for each in found if "clock differs" in each.what]
+    assert clock.level == level, clock.what
+    assert len(looks) == 2

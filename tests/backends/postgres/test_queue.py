@@ -13,7 +13,7 @@ import fencepost
 from fencepost import sync
 from fencepost.backends.postgres import listener
 from fencepost.backends.postgres.backend import Postgres as Backend
-from fencepost.backends.postgres.listener import Listener
+from fencepost.backends.postgres.listener import Listener, Waker
 from fencepost.errors import BackendError
 from fencepost.holders import unlabelled
 from fencepost_lab.servers import Postgres
@@ -120,8 +120,9 @@ def test_a_hand_over_wakes_one_waiter_and_nobody_asks_meanwhile(
 
 @pytest.mark.parametrize("fault", [CLOSE, SWALLOW], ids=str)
 def test_an_answer_that_was_to_tell_of_a_hand_over_and_is_lost_costs_the_next_waiter_no_time(
-    server: Postgres, name: str, fault: Fault
+    server: Postgres, name: str, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(listener, "_LISTENING", (2 * PATIENCE, 3 * PATIENCE))  # no beat comes in time
     with Scripted(server.port, Dialect) as proxy, fencepost.connect(behind(server, proxy), ttl=LONG) as locks:
         holder = locks.acquire(name)
         waiter = aside(locks.acquire, name)
@@ -157,8 +158,21 @@ def test_waiters_of_killed_processes_are_skipped_at_once(server: Postgres, name:
         assert locks.status(name) is None
 
 
-def test_a_process_without_a_sign_of_life_is_skipped_and_joins_again(server: Postgres, name: str) -> None:
+def test_a_process_without_a_sign_of_life_is_skipped_and_joins_again(
+    server: Postgres, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a frozen one is, or one on a host that vanished: its session lives on, but it does not."""
+    goes_on = threading.Event()
+    wait = Waker.wait
+
+    def wait_frozen(waker: Waker, timeout: float, descriptor: int) -> None:
+        inside = silent._core.backend
+        assert isinstance(inside, Backend)
+        if waker is inside._listener._waker:
+            goes_on.wait(PATIENCE)  # its next beat comes after this
+        wait(waker, timeout, descriptor)
+
+    monkeypatch.setattr(Waker, "wait", wait_frozen)
     with (
         fencepost.connect(server.url, ttl=LONG) as silent,
         fencepost.connect(server.url, ttl=LONG) as locks,
@@ -177,6 +191,7 @@ def test_a_process_without_a_sign_of_life_is_skipped_and_joins_again(server: Pos
         )
         assert holder.release()
         lease = behind.result(PATIENCE)
+        goes_on.set()
         waiters_of(locks, name, 1)
         assert lease.release()
         assert skipped.result(PATIENCE).token > lease.token
@@ -255,7 +270,7 @@ def test_a_killed_waiter_is_skipped_although_a_child_of_its_process_lives(
                 process.tell("fork")
             assert process.line() == "forked"
             waiters_of(locks, name, 1, process)
-            assert listening(server) == 1
+            until(lambda: listening(server) == 1, "it listens, and nobody from an earlier test does any more")
             behind = aside(locks.acquire, name)
             waiters_of(locks, name, 2)
             assert listening(server) == 2

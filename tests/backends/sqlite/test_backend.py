@@ -28,6 +28,7 @@ from fencepost.sql import sqlite as sql_sqlite
 from tests.conformance.faces import FACES, Client
 from tests.harness.child import Child
 from tests.harness.isolated import in_fork, isolated
+from tests.harness.leases import renew_soon
 from tests.harness.threads import Background, background, on_thread
 from tests.harness.waiting import PATIENCE, run, until, until_async
 
@@ -644,13 +645,14 @@ def test_a_relative_file_is_that_of_where_it_was_named_although_it_is_opened_lat
 @pytest.mark.parametrize("replaced", [False, True])
 def test_who_holds_in_a_file_that_was_removed_or_replaced_loses_it(path: Path, replaced: bool) -> None:
     """Whoever comes later takes the lock in the file that has the name now: two would hold it, and not know."""
-    with fencepost.connect(f"sqlite://{path}", ttl=3) as early:
+    with fencepost.connect(f"sqlite://{path}", ttl=300) as early:
         lease = early.acquire("a")
         for part in path.parent.glob("locks.db*"):
             if part.is_file():
                 part.rename(part.with_name("old-" + part.name))
         with fencepost.connect(f"sqlite://{path}", ttl=60) as late:
             theirs = late.acquire("a") if replaced else None
+            renew_soon(early, lease)
             assert lease.ended.wait(PATIENCE)
             assert lease.reason is Reason.GONE
             mine = early.try_acquire("a")

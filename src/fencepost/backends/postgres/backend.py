@@ -2,7 +2,6 @@
 
 import logging
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -292,7 +291,7 @@ class Postgres(Backend):
         await self._links.rows(f"SELECT {self._schema}.bump(%s, %s)", name, above)
 
     async def doctor(self) -> list[Finding]:
-        return await examine(self._links, self._schema, time.time())
+        return await examine(self._links, self._schema)
 
     async def close(self) -> None:
         self._cleanups.close()

@@ -1,6 +1,7 @@
 """What the settings of a Postgres server mean for the locks in it."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from fencepost.backend import Finding
@@ -12,7 +13,7 @@ _FACTS = """SELECT current_setting('server_version'), pg_is_in_recovery(), curre
     current_setting('full_page_writes'), current_setting('synchronous_commit'),
     current_setting('synchronous_standby_names'), (SELECT count(*) FROM pg_stat_replication),
     current_setting('default_transaction_isolation'), current_setting('max_connections')::int,
-    abs(extract(epoch FROM clock_timestamp()) - %s::float8)::float8,
+    extract(epoch FROM clock_timestamp())::float8,
     (SELECT count(*) FROM {schema}.lock), (SELECT count(*) FROM {schema}.lock WHERE holder IS NOT NULL),
     (SELECT max(greatest(token, floor)) FROM {schema}.lock) > {schema}.us(clock_timestamp()),
     pg_table_size('{schema}.lock')"""
@@ -27,13 +28,14 @@ _LACKING = """SELECT current_user::text, what, array_agg(name) FROM (
     ORDER BY 1, 2) AS lacking (what, name) GROUP BY what ORDER BY what"""
 
 
-async def examine(links: Links, schema: str, wall: float) -> list[Finding]:
-    """All findings about the server. ``wall`` is this host's time."""
+async def examine(links: Links, schema: str, wall: Callable[[], float] = time.time) -> list[Finding]:
+    """All findings about the server. ``wall`` is this host's clock."""
     lacking = await links.rows(_LACKING, schema, contents("FUNCTION"), schema, contents("TABLE"))
     if lacking:
         return [_ungranted(schema, *each) for each in lacking]  # the server would refuse the other queries
-    ((facts),) = await links.rows(_FACTS.format(schema=schema), wall)
-    return [*_findings(facts, links.pooled), *_route(*await links.route())]
+    before = wall()
+    ((facts),) = await links.rows(_FACTS.format(schema=schema))
+    return [*_findings(facts, links.pooled, (before, wall())), *_route(*await links.route())]
 
 
 def _ungranted(schema: str, user: str, what: str, names: list[str]) -> Finding:
@@ -58,10 +60,13 @@ def _route(host: str, mode: str, encrypted: bool) -> Iterator[Finding]:
     )
 
 
-def _findings(facts: tuple[Any, ...], pooled: bool) -> Iterator[Finding]:
-    version, standby, fsync, pages, commit, names, replicas, isolation, connections, skew, rows, held, ahead, size = (
+def _findings(facts: tuple[Any, ...], pooled: bool, asked: tuple[float, float]) -> Iterator[Finding]:
+    """What the facts mean; ``asked`` is when the server was asked for them, and when it had answered."""
+    version, standby, fsync, pages, commit, names, replicas, isolation, connections, clock, rows, held, ahead, size = (
         facts
     )
+    before, after = asked
+    skew = max(before - clock, clock - after, 0.0)  # at least: the answer may have been on its way all that time
     yield Finding("ok", f"PostgreSQL {version}", f"{rows} locks known, {held} held, {size // 1024} kB")
     if standby:
         yield Finding("risk", "this is a standby in recovery", "it takes no locks; name the primary, or several hosts")
