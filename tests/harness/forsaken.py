@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from fencepost import aio
 from fencepost.backend import Status
+from fencepost.driver import tasks
 from tests.harness.waiting import until_async
 
 _kept: list[asyncio.Task[Any]] = []  # never emptied: Python complains if a pending task is destroyed
@@ -20,9 +22,17 @@ def forsake(url: str, name: str, waits: Callable[[], bool], *, ttl: float) -> ai
     try:
         locks, task = loop.run_until_complete(_waiting(url, name, waits, ttl))
         _kept.append(task)
+        while not _all_begun(loop):
+            loop.run_until_complete(asyncio.sleep(0))
         return locks
     finally:
         loop.close()
+
+
+def _all_begun(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether each task of the driver has begun its job: Python complains of one that is destroyed before."""
+    awaited = [getattr(task.get_coro(), "cr_await", None) for task in asyncio.all_tasks(loop)]
+    return not any(inspect.isgenerator(each) and each.gi_code is tasks._pause.__code__ for each in awaited)
 
 
 async def _waiting(
