@@ -21,7 +21,7 @@ from fencepost.backends.sqlite import mailbox
 from tests.conformance.worker import Worker
 from tests.harness.child import Child
 from tests.harness.isolated import in_fork, isolated
-from tests.harness.threads import Background
+from tests.harness.threads import Background, background
 from tests.harness.waiting import PATIENCE, run, until
 
 
@@ -454,10 +454,21 @@ def test_a_row_of_the_file_cannot_name_a_socket_elsewhere(short_folder: Path, pl
         assert locks.status("a") is None
 
 
+def import_all(home: str) -> None:
+    """Import all that a waiter uses: another user may not read the files of a clone in, say, root's home."""
+    with fencepost.connect(f"sqlite://{home}/other.db", ttl=60) as locks:
+        lease = locks.acquire("a")
+        waiting = background(lambda: locks.acquire("a"))
+        queued(locks, 1, waiting)
+        assert lease.release()
+        assert waiting.result().release()
+
+
 @isolated
 def test_a_mailbox_that_may_not_be_removed_does_not_fail_the_release() -> None:
     """As one that a dead process of another user left."""
     with tempfile.TemporaryDirectory() as home:
+        import_all(home)
         box = Path(home) / "locks.db.wake" / "0123456789abcdef"
         os.chmod(home, 0o777)
         if os.geteuid() == 0:
@@ -485,6 +496,7 @@ def test_a_waiter_of_another_user_is_woken_at_once_where_both_may_write_to_the_f
     """Not only when the holder's deadline has passed, which is ten minutes away."""
     os.umask(0o022)
     with tempfile.TemporaryDirectory() as home:  # a socket's path is short
+        import_all(home)
         os.chmod(home, 0o777)
         path = Path(home) / "locks.db"
         path.touch()
