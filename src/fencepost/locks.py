@@ -63,8 +63,7 @@ EVERYBODY = 2**31 - 1
 """The limit of a lock that any number of holders may share."""
 # A cancelled acquire, release or close waits this long for its clean-up, which then goes on in the background.
 GRACE = 0.5
-# close() waits this long for waiters to leave their queues, and as long again for a store that fails to release. The
-# waiters wait as long for their clean-up: it could not go on in the background, because close() disconnects next.
+# close() waits this long for waiters to leave their queues, and as long again for a store that fails to release.
 PARTING = 2.0
 # An acquire that may wait ends at most _OVERTIME seconds after its timeout, whatever the store does. The store may
 # answer until _ANSWER; the rest is for the clean-up.
@@ -482,11 +481,11 @@ class Core(Generic[L]):
             failed = isinstance(error, BackendError)
             if not isinstance(error, BackendError) or error.ambiguous or visit is not None:
                 # Cancelled, interrupted or failed: the store may have granted the lock or queued the holder anyway.
-                grace = PARTING if waits.over else GRACE
-                if failed and queue:
-                    grace = min(grace, max(until + _OVERTIME - self.driver.now(), 0.1))
+                grace = min(GRACE, max(until + _OVERTIME - self.driver.now(), 0.1)) if failed and queue else GRACE
+                job = self._part(name, holder, waits, visit or waits.join())
+                visit = None
                 try:
-                    await self.driver.apart(self._leave(name, holder), grace)
+                    await self.driver.apart(job, grace)
                 finally:  # also if it is cancelled once more
                     self.emit("abandoned", name, holder=holder)
             if self._closed and (failed or isinstance(error, Closed)):
@@ -506,6 +505,13 @@ class Core(Generic[L]):
             raise BackendError(
                 "the store did not answer before the timeout", backend=self.backend.scheme, ambiguous=True
             ) from None
+
+    async def _part(self, name: str, holder: str, waits: Scope, visit: Visit) -> None:
+        """Leave the queue, and then the scope: closing waits for it, also if the acquire no longer does."""
+        try:
+            await self._leave(name, holder)
+        finally:
+            waits.leave(visit)
 
     async def _leave(self, name: str, holder: str) -> None:
         try:
@@ -717,7 +723,10 @@ class Core(Generic[L]):
 
     async def _shut(self) -> None:
         until = self.driver.now() + PARTING
-        for scope in (self._waits, *self._scopes):
+        scopes = (self._waits, *self._scopes)
+        for scope in scopes:  # all clean-ups begin now: one after another, they would have less time each
+            await scope.end(self.driver, 0.0)
+        for scope in scopes:
             await scope.end(self.driver, max(until - self.driver.now(), 0.0))
         try:
             await self._release_all([*self._renewals])

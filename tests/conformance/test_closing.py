@@ -107,8 +107,13 @@ async def test_closing_disconnects_only_after_a_slow_store_has_let_its_waiters_g
     monkeypatch.setattr(backend, "close", disconnects)
     waiter = asyncio.create_task(here.acquire(store.name))
     await store.queue(there, 1, watching=[waiter])
+    if store.face == "asyncio":  # one that was cancelled before no longer waits for its own clean-up
+        cancelled = asyncio.create_task(here.acquire(store.name))
+        await store.queue(there, 2, watching=[cancelled])
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
     await here.close()
-    assert done == ["left", "disconnected"]
+    assert done == [*["left"] * (2 if store.face == "asyncio" else 1), "disconnected"]
     with pytest.raises(ConfigError, match="these locks are closed"):
         await waiter
     assert await holder.release()
