@@ -136,7 +136,7 @@ FAULTS: dict[str, Fault] = {
         Renewals, "_look", "self._lose(lease, Reason.EXPIRED)", "pass", 0, "loss"
     ),
     "a cancelled acquire does not leave": Fault(
-        Core, "_obtain", "await self.driver.apart(self._leave(name, holder), grace)", "pass", 5, "leaves"
+        Core, "_obtain", "await self.driver.apart(job, grace)", "job.close()", 5, "leaves"
     ),
     "the last waiter is served first, in a simulated store": Fault(
         Store, "_hand_over", "holder = next(iter(waiters))", "holder = next(reversed(waiters))", 3, "turns"
